@@ -267,7 +267,7 @@ def _ids(given: object) -> tuple[str, ...]:
     ids = [each if isinstance(each, str) else getattr(each, "id", None) for each in given]
     for at, id_ in enumerate(ids):
         if not isinstance(id_, str):
-            raise InvalidJob(f"after[{at}] is neither an id nor has one")
+            raise InvalidJob(f"after[{at}] is neither a job nor an id")
     return tuple(dict.fromkeys(id_ for id_ in ids if isinstance(id_, str)))
 
 

@@ -483,7 +483,7 @@ def _per_second(rate: Rate) -> int:
     count, rest = divmod(rate.count * bounds.SECOND_MS, rate.per_ms)
     if rest or not 1 <= count <= MOVE_RATE_MAX:
         raise UsageError(
-            f"the rate {show_rate(rate)} is none of a move: use a whole number from 1/s to"
+            f"the rate {show_rate(rate)} does not fit a move on SQS: use a whole number from 1/s to"
             f" {MOVE_RATE_MAX}/s"
         )
     return count

@@ -256,10 +256,10 @@ async def test_what_cannot_be_published_does_not_affect_the_others(
     bad = {
         "no queue is bound": Message(routing_key=f"{source}.missing", message_id="m"),
         "no exchange": Message(exchange=f"{source}.missing"),
-        "the routing key has 300 bytes": Message(routing_key="ä" * 150),
-        "the message id has": Message(message_id="m" * 256, routing_key=source),
+        "the routing key is 300 bytes": Message(routing_key="ä" * 150),
+        "the message id is": Message(message_id="m" * 256, routing_key=source),
         "the name of the header": Message(headers={"h" * 256: ""}, routing_key=source),
-        "its headers have": Message(headers={"h": "x" * 200_000}, routing_key=source),
+        "its headers are": Message(headers={"h": "x" * 200_000}, routing_key=source),
         "the priority is 300": Message(priority=300, routing_key=source),
         "the reply address": Message(reply_to="amq.rabbitmq.reply-to", routing_key=source),
     }

@@ -235,7 +235,7 @@ def _rounds(messages: Sequence[Message]) -> list[list[int]]:
 def _check_frame(message: Message, properties: Properties, frame_max: int) -> None:
     """The properties must fit into one frame; RabbitMQ would close the connection."""
     if (length := len(message.routing_key.encode())) > NAME_BYTES_MAX:
-        raise ValueError(f"the routing key has {length} bytes, and {NAME_BYTES_MAX} are possible")
+        raise ValueError(f"the routing key is {length} bytes; the maximum is {NAME_BYTES_MAX}")
     size = len(properties.marshal())
     if size > frame_max - _FRAME_ROOM:
-        raise ValueError(f"its headers have {size} bytes, and one frame has {frame_max}")
+        raise ValueError(f"its headers are {size} bytes; the maximum of a frame is {frame_max}")

@@ -118,7 +118,7 @@ def message_properties(message: Message) -> Properties:
         *((f"the name of the header {key[:40]!r}", key) for key in message.headers),
     ):
         if len(text.encode()) > 255:
-            raise ValueError(f"{name} has {len(text.encode())} bytes, and at most 255 are possible")
+            raise ValueError(f"{name} is {len(text.encode())} bytes; the maximum is 255")
     if message.reply_to == _DIRECT_REPLY:
         # RabbitMQ closes the channel, and the messages of others on it are not confirmed.
         raise ValueError(f"the reply address is {_DIRECT_REPLY}, which only its sender can use")

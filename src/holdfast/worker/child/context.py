@@ -62,8 +62,8 @@ class CallState:
         return jobs
 
     def add_time(self, ms: int) -> int | None:
-        """Move the timeout to so long from now; the new one, counted from the start. None if there
-        is none, or if it is later already."""
+        """Move the timeout to this long from now. Returns the new one, counted from the start; None
+        if there is no timeout, or if it is later already."""
         if self.ends_at is None or self.timeout_ms is None:
             return None
         ends_at = time.monotonic() + ms / 1000
@@ -191,7 +191,7 @@ class Context:
         return self._call.lost
 
     def more_time(self, duration: Duration) -> None:
-        """Ask for more time: the timeout is so long from now, e.g. "10m", unless it is later
+        """Ask for more time: move the timeout to this long from now, e.g. "10m", unless it is later
         already. Call it a second or more before the timeout; without a timeout it does nothing. The
         lease needs no extension: the worker renews it while the job runs."""
         ms = to_ms("duration", duration, UsageError)

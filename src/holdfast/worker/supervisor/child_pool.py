@@ -336,7 +336,7 @@ class ChildPool:
 
     @property
     def _solos_max(self) -> int:
-        """One more than culprits may have."""
+        """The number of solo children: one more than may run culprits."""
         return 1 + self._alone_max
 
     def _bar_isolated(self) -> None:

@@ -50,7 +50,7 @@ _log = logging.getLogger("holdfast.worker")
 _TAIL_MAX = 4096
 _HANG_UP_S = 3.0
 """How long a child may take to end its commands before it is killed."""
-_LAST_WORDS_S = 0.5
+_LINGER_S = 0.5
 """How long a dead child's socket may stay open in processes that it forked."""
 _LOCAL_END_S = 1.0
 _ANSWER_S = 10.0
@@ -202,7 +202,7 @@ class ChildProcess(asyncio.Protocol):
 
     async def _reap(self, status: int) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_LINGER_S):
                 await self._closed.wait()
         if self._transport is not None:
             self._transport.abort()

@@ -79,7 +79,7 @@ class HeldLease:
         return self.lease.job
 
     def renew_at(self, part: int = 3) -> float:
-        """At a part of the lease: at a third, so that two renewals may fail."""
+        """When to renew: after a third of the lease, so that two renewals may fail."""
         return self.renewed_at + self.lease.lease_ms / part / 1000
 
     def begin_before(self) -> float:

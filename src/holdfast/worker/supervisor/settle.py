@@ -400,6 +400,7 @@ def ending_for_job(held: HeldLease, ending: Ending) -> Ending:
 
 
 def is_timeout(ending: Ending) -> bool:
+    """True if the attempt ran past its timeout."""
     return isinstance(ending, Raised) and ending.failure.kind is FailureKind.TIMEOUT
 
 
