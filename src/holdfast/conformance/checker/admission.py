@@ -280,27 +280,29 @@ def _overlaps(act: Act, spans: list[Span]) -> bool:
 
 
 def _stints(life: JobHistory, steady: dict[str, Queue | None]) -> Iterator[tuple[Place, Stint]]:
-    births = [act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"]
+    creations = [
+        act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"
+    ]
     grants = grants_of(life)
-    if len(births) != 1 or not births[0].won or not grants:
+    if len(creations) != 1 or not creations[0].won or not grants:
         return
-    birth = births[0]
+    creation = creations[0]
     if any(steady.get(grant.queue) is None for grant in grants):
         return
     # A job may be passed over while an enqueue locks its key; a job of a group or with parents may
     # wait for others.
-    asked = birth.asked
+    asked = creation.asked
     bound = asked.group is not None or bool(asked.after)
     passable = asked.expires_ms is not None or asked.key is not None or bound
-    if not birth.asked.delay_ms and len(grants[0].leased) == 1:
-        yield _stint(life, birth, grants[0], steady, passable=passable)
+    if not creation.asked.delay_ms and len(grants[0].leased) == 1:
+        yield _stint(life, creation, grants[0], steady, passable=passable)
     for before, after in pairwise(grants):
         queue = steady[after.queue]
         if len(before.effective) != 1 or queue is None or len(after.leased) != 1:
             continue
         settle = before.effective[0]
         again = settle.verdict in ("retry", "release") and not settle.asked.delay_ms
-        tail = queue.order == "tail" and birth.asked.group is None
+        tail = queue.order == "tail" and creation.asked.group is None
         if settle.won and again and tail:
             yield _stint(life, settle, after, steady, passable=passable)
 

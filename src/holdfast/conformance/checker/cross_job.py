@@ -55,16 +55,16 @@ def _keys(history: History) -> Iterator[Violation]:
     # Enqueues that may have taken the key from an unfinished job.
     takers: dict[tuple[str, str], list[Act]] = defaultdict(list)
     for life in history.lives.values():
-        births = [act for act in life.of("enqueue") if act.asked.key is not None]
-        new = [act for act in births if act.won] or [
-            act for act in births if not act.void and life.kept is not None
+        creations = [act for act in life.of("enqueue") if act.asked.key is not None]
+        new = [act for act in creations if act.won] or [
+            act for act in creations if not act.void and life.kept is not None
         ]
         # If the outcome of several enqueues is unknown, any of them may have created the job.
-        for birth in new if len(new) == 1 else ():
-            held[birth.asked.queue, birth.asked.key or ""].append((birth, life))
-        for birth in births:
-            if birth.asked.key_hold == "window" and not birth.void:
-                takers[birth.asked.queue, birth.asked.key or ""].append(birth)
+        for creation in new if len(new) == 1 else ():
+            held[creation.asked.queue, creation.asked.key or ""].append((creation, life))
+        for creation in creations:
+            if creation.asked.key_hold == "window" and not creation.void:
+                takers[creation.asked.queue, creation.asked.key or ""].append(creation)
     for name, holders in held.items():
         holders.sort(key=lambda holder: holder[0].begin_ns)
         for (first, one), (second, other) in pairwise(holders):
@@ -120,9 +120,9 @@ def _key_fault(
 def _ticks(history: History) -> Iterator[Violation]:
     fired: dict[str, list[JobHistory]] = defaultdict(list)
     for life in history.lives.values():
-        births = [act for act in life.of("enqueue") if act.asked.tick]
-        if life.kept is not None or any(act.won for act in births):
-            for tick in {act.asked.tick for act in births}:
+        creations = [act for act in life.of("enqueue") if act.asked.tick]
+        if life.kept is not None or any(act.won for act in creations):
+            for tick in {act.asked.tick for act in creations}:
                 fired[tick].append(life)
     for tick, lives in fired.items():
         if len(lives) > 1:
@@ -185,7 +185,7 @@ class Arrival(NamedTuple):
     """A job that entered its group once and was never moved, and when it can first have left."""
 
     life: JobHistory
-    birth: Act
+    creation: Act
     leaves_ns: int
 
 
@@ -195,10 +195,12 @@ def _passed(holds: list[HeldInterval], group: str, history: History) -> Iterator
         own[hold.life.id].append(hold)
     lives = [its[0].life for its in own.values()]
     arrived = [found for life in lives if (found := _arrival(life, history))]
-    arrived.sort(key=lambda each: each.birth.end_ns)
+    arrived.sort(key=lambda each: each.creation.end_ns)
     position, slowest = 0, None
-    for later in sorted(arrived, key=lambda each: each.birth.begin_ns):
-        while position < len(arrived) and arrived[position].birth.end_ns < later.birth.begin_ns:
+    for later in sorted(arrived, key=lambda each: each.creation.begin_ns):
+        while (
+            position < len(arrived) and arrived[position].creation.end_ns < later.creation.begin_ns
+        ):
             earlier = arrived[position]
             if slowest is None or earlier.leaves_ns > slowest.leaves_ns:
                 slowest = earlier
@@ -216,24 +218,28 @@ def _passed(holds: list[HeldInterval], group: str, history: History) -> Iterator
 
 
 def _arrival(life: JobHistory, history: History) -> Arrival | None:
-    births = [act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"]
+    creations = [
+        act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"
+    ]
     forwards = (*life.of("settle", "forward"), *life.of("settle_dead", "forward"))
     moved = any(not act.void for act in (*forwards, *life.of("amend")))
     # A job with parents may have been cancelled with them; no call reports that.
-    unsure = life.rewritten or moved or bool(history.sweeping) or any(b.asked.after for b in births)
-    if len(births) != 1 or not births[0].won or unsure:
+    unsure = (
+        life.rewritten or moved or bool(history.sweeping) or any(b.asked.after for b in creations)
+    )
+    if len(creations) != 1 or not creations[0].won or unsure:
         return None
     ends = [act.begin_ns for act in life.of("settle", "complete", "bury") if not act.void]
-    return Arrival(life, births[0], min(ends, default=NEVER_NS))
+    return Arrival(life, creations[0], min(ends, default=NEVER_NS))
 
 
 def _parents(life: JobHistory, history: History) -> Iterator[Violation]:
-    births = [act for act in (*life.of("enqueue"), *life.of("follow")) if act.phase != "fail"]
+    creations = [act for act in (*life.of("enqueue"), *life.of("follow")) if act.phase != "fail"]
     redriven = any(not act.void for act in life.of("amend", "redrive"))
     # An enqueue that is repeated after an unknown outcome has the same parents.
-    if len({act.asked.after for act in births}) != 1 or redriven or history.sweeping:
+    if len({act.asked.after for act in creations}) != 1 or redriven or history.sweeping:
         return
-    asked = births[0].asked
+    asked = creations[0].asked
     for leased in life.of("lease"):
         for name in asked.after:
             parent = history.lives.get(name)

@@ -226,8 +226,8 @@ def _about_named(history: History, asked: HistoryLine, answer: HistoryLine | Non
         act = Act(op, asked.process, asked.at_ns, end_ns, phase, entry, said, lines)
         history.life(entry.id).acts.append(act)
         for child in entry.then:
-            birth = Act("follow", asked.process, asked.at_ns, end_ns, phase, child, said, lines)
-            history.life(child.id).acts.append(birth)
+            creation = Act("follow", asked.process, asked.at_ns, end_ns, phase, child, said, lines)
+            history.life(child.id).acts.append(creation)
 
 
 def _op_of(op: str, entry: Entry) -> str:
@@ -260,8 +260,8 @@ def _mark_rewritten(history: History) -> None:
         if act.asked.key_policy not in ("", "keep") and not act.answer_is("new", "refused")
     }
     for life in history.lives.values():
-        births = [*life.of("enqueue"), *life.of("follow")]
-        life.rewritten = any((act.asked.queue, act.asked.key) in rewriting for act in births)
+        creations = [*life.of("enqueue"), *life.of("follow")]
+        life.rewritten = any((act.asked.queue, act.asked.key) in rewriting for act in creations)
 
 
 @dataclass(slots=True)

@@ -222,17 +222,19 @@ def _may_be_later(act: Act, last: Act) -> bool:
 
 
 def _expiry(leased: Act, life: JobHistory, history: History) -> Faults:
-    births = [act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"]
-    if not births or any(act.asked.expires_ms is None for act in births):
+    creations = [
+        act for act in life.acts if act.op in ("enqueue", "follow") and act.phase != "fail"
+    ]
+    if not creations or any(act.asked.expires_ms is None for act in creations):
         return
     latest_ns = max(
         NEVER_NS if act.end_ns == NEVER_NS else act.end_ns + (act.asked.expires_ms or 0) * MS_NS
-        for act in births
+        for act in creations
     )
     changed = any(
         not act.void and act.begin_ns < leased.end_ns and _lifts_expiry(act) for act in life.acts
     )
-    first_ns = min(act.begin_ns for act in births)
+    first_ns = min(act.begin_ns for act in creations)
     if changed or history.disturbed("jump", first_ns, leased.end_ns):
         return
     if leased.begin_ns > latest_ns + TOLERANCE_NS:

@@ -34,15 +34,15 @@ function Content({ data, search }) {
     <${QueueTable} rows=${rows} search=${search} />`;
 }
 
-const kept = new WeakMap(); // the queue's object → its row
+const rowCache = new WeakMap(); // the queue's object → its row
 
 function useQueueRows(queues) {
   return useMemo(
     () =>
       Object.keys(queues).map((name) => {
         const values = queues[name];
-        if (!kept.has(values)) kept.set(values, { name, ...values });
-        return kept.get(values);
+        if (!rowCache.has(values)) rowCache.set(values, { name, ...values });
+        return rowCache.get(values);
       }),
     [queues],
   );

@@ -38,14 +38,14 @@ const columnsOf = (queue) => [
   },
 ];
 
-const kept = new Map(); // queue → columns: a table needs the same object at each render
+const columnCache = new Map(); // queue → columns: a table needs the same object at each render
 
 function columns(queue) {
-  if (!kept.has(queue)) {
-    kept.clear();
-    kept.set(queue, columnsOf(queue));
+  if (!columnCache.has(queue)) {
+    columnCache.clear();
+    columnCache.set(queue, columnsOf(queue));
   }
-  return kept.get(queue);
+  return columnCache.get(queue);
 }
 
 const WORDS = {
