@@ -174,14 +174,14 @@ def _print_report(report: TaskReport) -> None:
         for action in report.actions:
             fields: dict[str, Any] = msgspec.to_builtins(action)
             print(f"  would {_VERBS[fields['type']].format_map(fields)}: {fields['why']}")
-    _print_kept([f"{each.subject}: {each.why}" for each in report.kept])
+    _print_skipped([f"{each.subject}: {each.why}" for each in report.kept])
     for subject, why in report.failed.items():
         print(f"{report.task}: {subject}: {why}", file=sys.stderr)
     if report.truncated:
         print(f"{report.task}: truncated: it ran out of time", file=sys.stderr)
 
 
-def _print_kept(lines: list[str]) -> None:
+def _print_skipped(lines: list[str]) -> None:
     for line in lines[:_SHOWN_MAX]:
         print(f"  left {ascii(line)[1:-1]}")
     if len(lines) > _SHOWN_MAX:

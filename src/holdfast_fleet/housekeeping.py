@@ -21,9 +21,9 @@ from holdfast_fleet.model import (
     DeleteJob,
     DeleteParameter,
     Instance,
-    KeptSubject,
     Parameter,
     PoolReport,
+    SkippedSubject,
     TaskType,
     TerminateInstance,
     instance_of,
@@ -57,7 +57,7 @@ class TaskReport(msgspec.Struct, kw_only=True):
     truncated: bool = False
     done: int = 0
     actions: list[Action] = []
-    kept: list[KeptSubject] = []
+    kept: list[SkippedSubject] = []
     failed: dict[str, str] = {}
     pools: list[PoolReport] = []
     markdown: str = ""

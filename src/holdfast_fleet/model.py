@@ -169,7 +169,7 @@ class DeleteJob(msgspec.Struct, frozen=True, tag="delete_job"):
 Action = TerminateInstance | DeleteParameter | DeleteJob
 
 
-class KeptSubject(msgspec.Struct, frozen=True):
+class SkippedSubject(msgspec.Struct, frozen=True):
     """An instance, parameter or record that a task leaves as it is, and why."""
 
     subject: str
@@ -180,7 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of a task: what to do, and what to leave."""
 
     actions: tuple[Action, ...] = ()
-    kept: tuple[KeptSubject, ...] = ()
+    kept: tuple[SkippedSubject, ...] = ()
 
 
 def parse_termination(fields: Mapping[str, Any]) -> Termination:

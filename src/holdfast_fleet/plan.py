@@ -16,12 +16,12 @@ from holdfast_fleet.model import (
     DeleteParameter,
     Instance,
     JobRecord,
-    KeptSubject,
     Parameter,
     Plan,
     Pool,
     PoolReport,
     Prices,
+    SkippedSubject,
     TerminateInstance,
     instance_of,
     parse_time,
@@ -48,11 +48,11 @@ def plan_orphans(
     not terminal; None if they could not all be read."""
     active = None if jobs is None else [job for job in jobs if not job.is_terminal]
     actions: dict[str, TerminateInstance] = {}
-    kept: dict[str, KeptSubject] = {}
+    kept: dict[str, SkippedSubject] = {}
     for each in instances:
         why = _why_alive(each, active, now=now, old_s=max_runtime_s + GRACE_S)
         if why is not None:
-            kept.setdefault(each.id, KeptSubject(each.id, why))
+            kept.setdefault(each.id, SkippedSubject(each.id, why))
         else:
             actions[each.id] = TerminateInstance(each.id, "no job, and past the longest runtime")
     # An instance that is described twice must be an orphan both times.
@@ -88,11 +88,11 @@ def plan_parameters(
     """Delete parameters of instances that are certainly gone. `instances` are those of the
     parameters that EC2 still lists, in any state; None if they could not all be read."""
     actions: list[DeleteParameter] = []
-    kept: list[KeptSubject] = []
+    kept: list[SkippedSubject] = []
     for each in parameters:
         why = _why_in_use(each, instances, now=now)
         if why is not None:
-            kept.append(KeptSubject(each.name, why))
+            kept.append(SkippedSubject(each.name, why))
         else:
             actions.append(DeleteParameter(each.name, "its instance is gone"))
     return Plan(actions=tuple(actions), kept=tuple(kept))
@@ -122,15 +122,15 @@ def _why_in_use(
 def plan_old_jobs(jobs: Iterable[JobRecord], *, now: int) -> Plan:
     """Delete terminal records that were completed longer ago than the retention."""
     actions: list[DeleteJob] = []
-    kept: list[KeptSubject] = []
+    kept: list[SkippedSubject] = []
     for job in jobs:
         completed_at = parse_time(job.completed_at)
         if not job.is_terminal:
-            kept.append(KeptSubject(job.job_id, f"its status is {job.status or 'unknown'}"))
+            kept.append(SkippedSubject(job.job_id, f"its status is {job.status or 'unknown'}"))
         elif completed_at is None:
-            kept.append(KeptSubject(job.job_id, "its completion time is unknown"))
+            kept.append(SkippedSubject(job.job_id, "its completion time is unknown"))
         elif now - completed_at <= RETENTION_S:
-            kept.append(KeptSubject(job.job_id, "it is not old enough"))
+            kept.append(SkippedSubject(job.job_id, "it is not old enough"))
         else:
             actions.append(DeleteJob(job.job_id, f"completed at {job.completed_at}"))
     return Plan(actions=tuple(actions), kept=tuple(kept))

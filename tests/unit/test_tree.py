@@ -1,5 +1,6 @@
 """Hard bounds on the shape of the package: few modules, no crowded folder, no cycle."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -9,6 +10,11 @@ from tests.sources import Source, imported_modules, read_all
 
 MODULES_MAX = 475
 ROOT_MODULES_MAX = 8
+# Riddles: modules and classes have the usual terms, such as cache, queue, limit and schedule.
+RIDDLES = frozenset(
+    "aftermath aside births crew door doors ears fortune grounds hand hands keeper kept meeting"
+    " nursery patience picture pieces portions quick room rooms scout sharing standing".split()
+)
 GERUNDS = ("testing", "tracing", "routing", "scaling", "logging", "housekeeping")
 
 
@@ -38,6 +44,17 @@ def test_modules_are_nouns_or_plain_verbs(sources: list[Source]) -> None:
     assert [module for module in gerunds if last[module] not in GERUNDS] == []
 
 
+def test_names_are_no_riddles(sources: list[Source]) -> None:
+    names = [source.module.rpartition(".")[2] for source in sources]
+    names += [name for source in sources for name in source.class_names]
+    assert [name for name in names if RIDDLES & words_of(name)] == []
+
+
+@pytest.mark.parametrize("name", ["kept_reads", "KeptReads", "rooms", "_Door"])
+def test_a_riddle_is_found(name: str) -> None:
+    assert RIDDLES & words_of(name)
+
+
 def test_a_class_name_is_used_once(sources: list[Source]) -> None:
     """Private ones too: a reader searches for the name."""
     counts: Counter[str] = Counter()
@@ -55,6 +72,10 @@ def test_no_module_imports_itself_through_others(sources: list[Source]) -> None:
 def test_a_cycle_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
