@@ -383,7 +383,7 @@ async def _purge_queues(
         )
         raise Unsupported(app.engine.traits.name, "purging single dead letters", remedy)
     only = wanted.queue
-    views = [view for view in await app.queues() if view.queue.name == only or not only]
+    views = await app.queues(names=[only] if only else None)
     if only and not views:
         raise checks.unknown_queue(only)
     dead = {view.queue.name: view.dead for view in views if view.dead or only}

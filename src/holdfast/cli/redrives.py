@@ -163,9 +163,8 @@ async def start_redrive(
 
 async def start_moves(app: Holdfast, plan: RedrivePlan, pace: PaceFlags, common: Common) -> int:
     """Let the store move the dead letters of one queue back, or of each that has some."""
-    found = await app.queues()
     only = plan.wanted.queue
-    names = [only] if only else [view.queue.name for view in found if view.dead]
+    names = [only] if only else [view.queue.name for view in await app.queues() if view.dead]
     moves = []
     for name in names:
         each = replace(plan, wanted=JobFilter(queue=name))
