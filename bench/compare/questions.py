@@ -157,8 +157,8 @@ ASPECTS: tuple[Aspect, ...] = (
             "Its version is 1.0 or later.",
             "A company sells support for it, or an edition of it.",
         ),
-        behind="Holdfast is new. Nobody but its maintainers can tell you how it behaves in"
-        " production, and few libraries know it. If that matters most, choose Celery or BullMQ.",
+        behind="Holdfast is new. Only its maintainers can tell you how it behaves in"
+        " production, and few libraries support it. If that matters most, choose Celery or BullMQ.",
     ),
 )
 QUESTIONS: dict[str, str] = {
