@@ -25,6 +25,8 @@ RENAMED = {"migrate-data": "move-store"}
 _WIDTH = 80
 _UNWRAPPED = 10_000
 _LEFT_MAX = 26
+_NO_BREAK_SPACE = "\xa0"
+"""By number: to read its name, the compiler would load the names of all characters."""
 _SEVERAL = {"COMMAND": "-- COMMAND...", "IDS": "IDS...", "NAMES": "NAMES..."}
 """Arguments that take several values."""
 _DEFAULT = re.compile(r" (\[default: [^\]]*\])$")
@@ -142,7 +144,7 @@ def _meaning(entry: HelpEntry) -> str:
         default = "on" if entry.default == "True" else str(entry.default).removesuffix(".0")
         parts.append(f"[default: {default}]")
     return _UNBROKEN.sub(
-        lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), " ".join(filter(None, parts))
+        lambda match: match[0].replace(" ", _NO_BREAK_SPACE), " ".join(filter(None, parts))
     )
 
 
@@ -164,5 +166,5 @@ def _plain(text: Any, width: int) -> str:
 
 
 def _print(console: Console, text: str) -> None:
-    line = text.replace("\N{NO-BREAK SPACE}", " ")
+    line = text.replace(_NO_BREAK_SPACE, " ")
     console.print(line, highlight=False, markup=False, soft_wrap=True)
