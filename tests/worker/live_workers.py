@@ -122,8 +122,10 @@ class Place:
 
     def journal(self, word: str = "") -> list[Entry]:
         path = self.folder / "journal"
-        lines = path.read_text().splitlines() if path.exists() else []
-        entries = [Entry(**json.loads(line)) for line in lines]
+        text = path.read_text() if path.exists() else ""
+        # The last line may be on its way: a line that crosses pages arrives in two pieces.
+        complete = text.rpartition("\n")[0].splitlines()
+        entries = [Entry(**json.loads(line)) for line in complete]
         return [entry for entry in entries if entry.word == word or not word]
 
     def stderr(self) -> str:
