@@ -171,7 +171,7 @@ def test_a_default_before_a_given_place_is_filled_in() -> None:
         (b"{" * 3, "cannot be read"),
         (b'{"a":' * 100_000, "cannot be read|no such argument"),
         (b'"a"', "is a str: it must be an object"),
-        (b"7", "is a int: it must be an object"),
+        (b"7", "is an int: it must be an object"),
         (b"[1, 2, 3]", "too many positional"),
         (b"[7]", "to: Expected str, got int"),
         (b"nonsense", "not JSON"),

@@ -112,10 +112,10 @@ def test_names() -> None:
         ({"queue": "a b"}, "queue name 'a b'"),
         ({"batch": 0}, "batch of task .* is 0; use 1 to 1000"),
         ({"batch": True}, "batch of task .* is True"),
-        ({"isolated": 1}, "isolated is a int: give a bool"),
+        ({"isolated": 1}, "isolated is an int: give a bool"),
         ({"retry_on": "OSError"}, "retry_on has 'OSError': give exception classes"),
         ({"give_up_on": [OSError]}, "give_up_on has"),
-        ({"name": 7}, "name is a int"),
+        ({"name": 7}, "name is an int"),
     ],
 )
 def test_a_wrong_option_is_refused_where_the_task_is_made(

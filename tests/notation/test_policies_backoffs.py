@@ -54,7 +54,7 @@ def test_a_backoff_is_returned_as_it_is() -> None:
         ("exponential(2s, max=1m, max=2m)", "gives max twice"),
         ("exponential(2m, max=1m)", "a max below its first delay"),
         ("exponential(9999999w)", "first_ms"),
-        (7, "backoff is a int: give a Backoff or a text"),
+        (7, "backoff is an int: give a Backoff or a text"),
         ({"kind": "linear"}, "backoff is a dict"),
     ],
 )

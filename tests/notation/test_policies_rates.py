@@ -39,7 +39,7 @@ def test_a_rate_survives_a_round_trip(text: str, rate: Rate) -> None:
         ("5/fortnight", "expected a duration"),
         ("5/2d", "period of at most a day"),
         ("99999999/s", "at most 1000000 per period"),
-        (5, "rate is a int: give a Rate or a text"),
+        (5, "rate is an int: give a Rate or a text"),
     ],
 )
 def test_an_invalid_rate_is_refused(given: Any, says: str) -> None:

@@ -71,6 +71,7 @@ from holdfast.core.model import (
     TallyBy,
     Waits,
 )
+from holdfast.core.text import kind_of
 from holdfast.core.verdict import (
     Amendment,
     Cancel,
@@ -588,7 +589,7 @@ class Holdfast(HookMethods, LeaseMethods):
 
     def _add_task(self, function: Callable[..., Any], options: TaskOptions) -> AnyTask:
         if not callable(function):
-            raise UsageError(f"a task must be a function, not a {type(function).__name__}")
+            raise UsageError(f"a task must be a function, not {kind_of(function)}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
                 f"{function.__qualname__} is a generator: a task must return a value instead"
@@ -630,7 +631,7 @@ class Holdfast(HookMethods, LeaseMethods):
         refused: dict[int, Receipt] = {}
         for at, new in enumerate(batch):
             if not isinstance(new, NewJob):
-                raise InvalidJob(f"job {at} is a {type(new).__name__}: make it with app.job(…)")
+                raise InvalidJob(f"job {at} is {kind_of(new)}: make it with app.job(…)")
             try:
                 checked(new, InvalidJob)
             except InvalidJob as error:

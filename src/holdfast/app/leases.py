@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.core import checks, codec, retry_policy
 from holdfast.core.model import Failure, Lease, LeaseRequest, NewJob, Note, Queue, Reason, Renewal
+from holdfast.core.text import kind_of
 from holdfast.core.verdict import (
     Bury,
     Complete,
@@ -57,7 +58,7 @@ class LeaseMethods:
         try:
             wanted = None if tasks is None else frozenset(tasks)
         except TypeError:
-            raise UsageError(f"tasks is a {type(tasks).__name__}: give a list of names") from None
+            raise UsageError(f"tasks is {kind_of(tasks)}: give a list of names") from None
         request = LeaseRequest(
             queues=queues or ("default",),
             limit=limit,

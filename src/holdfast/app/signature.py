@@ -22,6 +22,7 @@ from holdfast.app.pydantic_types import Mismatch, PydanticType, pydantic_type
 from holdfast.app.round_trip import difference
 from holdfast.core import codec
 from holdfast.core.model import Job
+from holdfast.core.text import kind_of
 from holdfast.errors import InvalidJob, ResultMismatch, UsageError
 from holdfast.worker.child.handlers import Arguments
 
@@ -100,7 +101,7 @@ class Signature:
             given = codec.decode(payload) if payload else None
             if given is not None and not isinstance(given, list):
                 raise InvalidJob(
-                    f"the payload of task {self.task} is a {type(given).__name__}: it must be an "
+                    f"the payload of task {self.task} is {kind_of(given)}: it must be an "
                     "object of its arguments by name, an array of them in order, or null"
                 )
             again = codec.encode(self._named(tuple(given or ()), {}))

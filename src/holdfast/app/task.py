@@ -35,6 +35,7 @@ from holdfast.core.backoff import Backoff
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
 from holdfast.core.model import Job, NewJob, Queue, Receipt, State, Status
+from holdfast.core.text import kind_of
 from holdfast.core.workers import TaskRecord
 from holdfast.errors import (
     InvalidJob,
@@ -336,8 +337,9 @@ class BoundTask(Generic[Parameters, Answer]):
         for at, call in enumerate(calls):
             given: object = call
             if not isinstance(given, Mapping | tuple | list):
-                kind = type(given).__name__
-                raise InvalidJob(f"call {at} is a {kind}: give a tuple or dict of arguments")
+                raise InvalidJob(
+                    f"call {at} is {kind_of(given)}: give a tuple or dict of arguments"
+                )
             args, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
             try:
                 jobs.append(self._job(args, named))
@@ -517,7 +519,7 @@ def is_over(job: Job | None, id: str) -> bool:
 def dead_letter_handler(queue: str, function: Callable[[DeadLetter], Any]) -> Handler:
     """The handler that calls `function` with each dead letter of a queue."""
     if not callable(function):
-        raise UsageError(f"a handler must be a function, not a {type(function).__name__}")
+        raise UsageError(f"a handler must be a function, not {kind_of(function)}")
     return Handler(
         name=dead_letter_task(queue),
         function=function,

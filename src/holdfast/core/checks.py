@@ -33,7 +33,7 @@ from holdfast.core.model import (
     Reroute,
     Status,
 )
-from holdfast.core.text import counted
+from holdfast.core.text import counted, kind_of
 from holdfast.core.verdict import (
     Amendment,
     Bury,
@@ -215,7 +215,7 @@ def _check_reroute(reroute: Reroute) -> None:
 
 def _check_backoff(backoff: object) -> None:
     if not isinstance(backoff, Backoff):
-        raise InvalidQueue(f"backoff is a {type(backoff).__name__}, not a Backoff")
+        raise InvalidQueue(f"backoff is {kind_of(backoff)}, not a Backoff")
 
 
 def check_request(request: LeaseRequest) -> None:

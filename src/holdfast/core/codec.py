@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.model import Job
+from holdfast.core.text import with_article
 from holdfast.errors import InvalidJob
 
 JSON = "application/json"
@@ -42,7 +43,7 @@ def _builtin(value: Any) -> Any:
         return str(value)
     if hasattr(kind, "__pydantic_serializer__"):
         return kind.__pydantic_serializer__.to_python(value, mode="json", round_trip=True)
-    raise TypeError(f"a {kind.__name__} has no form in JSON")
+    raise TypeError(f"{with_article(kind.__name__)} has no form in JSON")
 
 
 # The standard encoder: msgspec's writes NaN as null without an error.

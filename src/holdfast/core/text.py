@@ -66,6 +66,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def kind_of(value: object) -> str:
+    """The type of a value in an error: an int, a dict, None."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """The noun after a or an, by its first letter, which is right for names of types."""
+    return f"{'an' if noun[:1].lower() in tuple('aeio') else 'a'} {noun}"
+
+
 def not_written(path: object, error: OSError) -> str:
     """Why a file cannot be written, and the remedy."""
     match error:

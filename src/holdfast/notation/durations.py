@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
-from holdfast.core.text import UNITS_MS
+from holdfast.core.text import UNITS_MS, kind_of
 from holdfast.errors import InvalidJob, UsageError
 
 Duration: TypeAlias = int | float | str | timedelta
@@ -37,7 +37,7 @@ def to_ms(name: str, value: Duration, error: type[UsageError] = InvalidJob) -> i
         ms = given * 1000.0 if abs(given) < _MS_MAX else float("inf")
     else:
         raise error(
-            f"{name} is a {type(given).__name__}: expected a number of seconds, a timedelta"
+            f"{name} is {kind_of(given)}: expected a number of seconds, a timedelta"
             ' or a text such as "30s"'
         )
     if not 0 <= ms < _MS_MAX:

@@ -29,6 +29,7 @@ from holdfast.core.model import (
     Reroute,
     State,
 )
+from holdfast.core.text import kind_of, with_article
 from holdfast.core.workers import ADDRESSED_EXPIRES_MS, worker_queue
 from holdfast.errors import InvalidJob, InvalidQueue, UsageError
 from holdfast.notation.durations import Duration, to_ms
@@ -196,7 +197,7 @@ def checked_all(
 ) -> list[Checked]:
     """Check each value before it joins those of other callers in one transaction."""
     if not isinstance(values, Iterable):
-        raise error(f"expected a list of {kind.__name__}, not a {type(values).__name__}")
+        raise error(f"expected a list of {kind.__name__}, not {kind_of(values)}")
     return [checked(expected(name, each, kind, error), error) for each in values]
 
 
@@ -205,7 +206,7 @@ def expected(name: str, value: Any, kind: Any, error: type[UsageError] = UsageEr
     if isinstance(value, kind):
         return value
     names = " or ".join(each.__name__ for each in get_args(kind) or (kind,))
-    raise error(f"{name} is a {type(value).__name__}: give a {names}")
+    raise error(f"{name} is {kind_of(value)}: give {with_article(names)}")
 
 
 def _refuse_unknown(
@@ -263,7 +264,7 @@ def _reroute(given: object) -> Reroute:
 def _ids(given: object) -> tuple[str, ...]:
     """The ids of jobs, handles or receipts; a text is an id."""
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidJob(f"after is a {type(given).__name__}: expected a list of jobs or ids")
+        raise InvalidJob(f"after is {kind_of(given)}: expected a list of jobs or ids")
     ids = [each if isinstance(each, str) else getattr(each, "id", None) for each in given]
     for at, id_ in enumerate(ids):
         if not isinstance(id_, str):
@@ -274,7 +275,7 @@ def _ids(given: object) -> tuple[str, ...]:
 def _seconds_until(instant: object) -> float:
     """Seconds until the instant, by this machine's clock; 0 if it has passed."""
     if not isinstance(instant, datetime):
-        raise InvalidJob(f"run_at is a {type(instant).__name__}: expected a datetime")
+        raise InvalidJob(f"run_at is {kind_of(instant)}: expected a datetime")
     if instant.tzinfo is None:
         raise InvalidJob("run_at has no time zone: give one, such as datetime.now(UTC)")
     return max(0.0, (instant - datetime.now(UTC)).total_seconds())

@@ -17,7 +17,7 @@ from holdfast.core.backoff import Backoff
 from holdfast.core.breaker import Breaker
 from holdfast.core.checks import check_limit
 from holdfast.core.limits import Limit, Rate
-from holdfast.core.text import show_ms
+from holdfast.core.text import kind_of, show_ms
 from holdfast.errors import InvalidQueue, UsageError
 from holdfast.notation.durations import to_ms
 
@@ -34,8 +34,7 @@ def to_backoff(name: str, value: Backoff | str, error: type[UsageError] = Invali
         return given
     if not isinstance(given, str):
         raise error(
-            f"{name} is a {type(given).__name__}: give a Backoff or a text such as"
-            f" {_BACKOFF_EXAMPLES}"
+            f"{name} is {kind_of(given)}: give a Backoff or a text such as {_BACKOFF_EXAMPLES}"
         )
     shown = f'{name} "{given[:60]}"'
     match = _BACKOFF.fullmatch(given)
@@ -96,9 +95,7 @@ def to_breaker(name: str, value: BreakerText) -> Breaker:
     if isinstance(given, Breaker):
         return checked_breaker(name, given)
     if not isinstance(given, str):
-        raise UsageError(
-            f"{name} is a {type(given).__name__}: expected a text such as {_BREAKER_EXAMPLES}"
-        )
+        raise UsageError(f"{name} is {kind_of(given)}: expected a text such as {_BREAKER_EXAMPLES}")
     condition_text, comma, cooldown_text = (part.strip() for part in given.partition(","))
     condition = _BREAKER_CONDITION.fullmatch(condition_text)
     cooldown = _BREAKER_COOLDOWN.fullmatch(cooldown_text)
@@ -164,9 +161,7 @@ def to_rate(name: str, value: RateText, error: type[UsageError] = InvalidQueue) 
     if isinstance(given, Rate):
         return given
     if not isinstance(given, str):
-        raise error(
-            f"{name} is a {type(given).__name__}: give a Rate or a text such as {_RATE_EXAMPLES}"
-        )
+        raise error(f"{name} is {kind_of(given)}: give a Rate or a text such as {_RATE_EXAMPLES}")
     match = _RATE.fullmatch(given)
     if match is None:
         raise error(f'{name} "{given[:60]}": expected a rate such as {_RATE_EXAMPLES}')

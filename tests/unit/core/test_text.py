@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.text import counted, without_credentials
+from holdfast.core.text import counted, kind_of, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,10 @@ def test_how_many(count: int, text: str) -> None:
 )
 def test_credentials_are_left_out(text: str, plain: str) -> None:
     assert without_credentials(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "None"), (7, "an int"), ({}, "a dict"), (object(), "an object")]
+)
+def test_the_type_of_a_value(value: object, text: str) -> None:
+    assert kind_of(value) == text

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core import bounds
 from holdfast.core.model import Job, JobFilter, NewJob, Receipt, State
+from holdfast.core.text import kind_of
 from holdfast.engines.base import Engine
 from holdfast.engines.extras import find_rows
 from holdfast.errors import ConfigError, Exists, UsageError
@@ -162,7 +163,7 @@ def checked_schedule(schedule: Schedule) -> Schedule:
 
 def _check_type(schedule: object) -> None:
     if not isinstance(schedule, Schedule):
-        raise ConfigError(f"expected a Schedule, not a {type(schedule).__name__}")
+        raise ConfigError(f"expected a Schedule, not {kind_of(schedule)}")
 
 
 def _is_name(name: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.core import bounds, codec
 from holdfast.core.checks import check_job
 from holdfast.core.model import NewJob
+from holdfast.core.text import kind_of
 from holdfast.engines.sqs.delivery import SqsDelivery
 from holdfast.errors import UsageError
 from holdfast.notation.durations import Duration, to_ms
@@ -250,7 +251,7 @@ class Context:
         """Enqueue follow-up jobs if this job completes, in the same transaction."""
         for job in jobs:
             if not isinstance(job, NewJob):
-                raise UsageError(f"a follow-up job is a NewJob, not a {type(job).__name__}")
+                raise UsageError(f"a follow-up job is a NewJob, not {kind_of(job)}")
             check_job(job)
         follow_ups = self._call.prepared(jobs)
         with self._lock:

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, cast
 from msgspec.structs import replace
 
 from holdfast.core.model import Failure, NewJob
+from holdfast.core.text import kind_of
 from holdfast.errors import UsageError
 from holdfast.worker.child.context import Context
 from holdfast.worker.wire import (
@@ -245,7 +246,7 @@ def outcome_of(ending: Ending, context: Context, *, is_dead: bool = False) -> At
 def check_hook(function: Callable[..., object]) -> None:
     """UsageError unless it is a plain function: hooks run for sync and async tasks alike."""
     if not callable(function):
-        raise UsageError(f"a hook must be a function, not a {type(function).__name__}")
+        raise UsageError(f"a hook must be a function, not {kind_of(function)}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
             f"hook {_name(function)} is async: hooks are plain functions; to await something"
@@ -269,7 +270,7 @@ def _context_manager(middleware: Middleware) -> _Enter:
 def _check_headers(hook: EnqueueHook, added: object) -> None:
     if not isinstance(added, Mapping):
         raise UsageError(
-            f"enqueue hook {_name(hook)} returned a {type(added).__name__}: return a dict of"
+            f"enqueue hook {_name(hook)} returned {kind_of(added)}: return a dict of"
             " headers, or None"
         )
     for name, value in added.items():
