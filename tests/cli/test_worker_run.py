@@ -113,6 +113,12 @@ def test_a_flag_or_the_environment_goes_first(tmp_path: Path, by_flag: bool) -> 
     ("source", "says"),
     [
         ("raise SystemExit(3)", "shop:app cannot be imported: SystemExit: 3"),
+        ("def f():\n    1/0\n\nf()", "ZeroDivisionError: division by zero at shop.py:2 in f$"),
+        ("import nowhere", "No module named 'nowhere' at shop.py:1 in <module>$"),
+        (
+            "app = 3",
+            "^shop:app cannot be imported: shop:app is an int, not a Holdfast appl",
+        ),
         ("import os; os._exit(3)", "it ended the process that imported it"),
         (_WITH_AN_ENGINE, "shop:app was created with an engine, not with a URL: give --url"),
     ],

@@ -30,12 +30,13 @@ async def test_invalid_options_end_it(place: Place) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1])
 async def test_an_application_that_cannot_be_imported_ends_it(place: Place, processes: int) -> None:
-    (place.folder / "broken.py").write_text("raise RuntimeError('half written')")
+    (place.folder / "broken.py").write_text("\nraise RuntimeError('half written')")
     options = place.options(target="broken:app", processes=processes)
     launcher = place.start("holdfast.worker.launcher", [options])
     await until(lambda: launcher.poll() is not None, "the launcher to end")
     assert launcher.returncode == 2
-    assert "broken:app cannot be imported: RuntimeError: half written" in place.stderr()
+    told = "broken:app cannot be imported: RuntimeError: half written at broken.py:2 in <module>"
+    assert told in place.stderr()
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(

@@ -13,6 +13,7 @@ from holdfast.core.checks import clean_text
 from holdfast.core.fingerprint import FRAME, MARGIN, is_user_code
 from holdfast.core.model import Failure
 from holdfast.core.verdict import Bury, Retry, Verdict
+from holdfast.errors import ConfigError
 
 TRACE_LINES_MAX = 40
 _TITLE_MAX = 500
@@ -37,6 +38,13 @@ def line(failure: Failure) -> str:
     frame = own[-1]
     file = frame["path"].replace("\\", "/").rpartition("/")[2]
     return f"{title(failure)} at {file}:{frame['line']} in {frame['function']}"
+
+
+def import_error(failure: Failure) -> str:
+    """Why an application cannot be imported, and where, if its own code is at fault. A wrong name
+    of an application is a ConfigError without a place, and its message says it all."""
+    found = line(failure)
+    return found.removeprefix(f"{ConfigError.__name__}: ")
 
 
 def with_output(verdict: Verdict, output: bytes) -> Verdict:

@@ -66,7 +66,7 @@ def test_a_package_without_a_file_ending(folder: Path) -> None:
         ("sample_tasks.below:app", "no module named 'sample_tasks.below'"),
         ("no/such/file.py:app", "no file 'no/such/file.py'"),
         ("sample_tasks:nothing", "no 'nothing'; there is app"),
-        ("sample_tasks:number", "is a int, not a Holdfast application; there is app"),
+        ("sample_tasks:number", "is an int, not a Holdfast application; there is app"),
         ("./sample_tasks:app", "not the name of a module"),
         (".sample_tasks:app", "not the name of a module"),
     ],

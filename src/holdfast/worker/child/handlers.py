@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -17,7 +18,8 @@ import msgspec
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.limits import Limit
-from holdfast.core.model import NewJob
+from holdfast.core.model import Failure, NewJob
+from holdfast.core.text import kind_of
 from holdfast.core.workers import TaskRecord
 from holdfast.errors import ConfigError
 from holdfast.worker.child.hooks import AttemptHooks
@@ -128,8 +130,7 @@ def load_target(target: str) -> TargetApplication:
         raise ConfigError(f"{source} has no {attribute!r}{_candidates(module)}") from None
     if not isinstance(getattr(found, "handlers", None), dict):
         raise ConfigError(
-            f"{target} is a {type(found).__name__}, not a Holdfast application"
-            + _candidates(module)
+            f"{target} is {kind_of(found)}, not a Holdfast application" + _candidates(module)
         )
     application: TargetApplication = found
     return application
@@ -201,7 +202,11 @@ def main() -> None:
     try:
         store = TargetStore(getattr(load_target(target), "url", None))
     except BaseException as error:  # noqa: BLE001 (an application may even exit on import)
-        store = TargetStore(error=f"{type(error).__qualname__}: {error}")
+        from holdfast.core import failures
+
+        trace = "".join(traceback.format_exception(error))
+        failure = Failure(type=type(error).__qualname__, message=str(error), trace=trace)
+        store = TargetStore(error=failures.import_error(failure))
     os.write(descriptor, msgspec.json.encode(store) + b"\n")
     # Threads that the application started must not keep this process alive.
     os._exit(0)

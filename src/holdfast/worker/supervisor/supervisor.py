@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core import failures
 from holdfast.core.model import COMMAND_TASK, WEBHOOK_TASK, Failure, Queue
 from holdfast.core.text import counted
 from holdfast.core.verdict import Release, Retry
@@ -256,7 +257,7 @@ class Supervisor:
         """
         if self._options.target and set(self._pool.tasks) <= BUILT_IN_TASKS:
             self._fatal = ConfigError(
-                f"{self._options.target} cannot be imported: {failure.type}: {failure.message}"
+                f"{self._options.target} cannot be imported: {failures.import_error(failure)}"
             )
             self.stop()
         self._check_health()
