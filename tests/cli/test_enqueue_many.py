@@ -142,6 +142,11 @@ async def test_a_batch_in_flight_is_counted_when_interrupted(tmp_path: Path) -> 
     assert (feed.counts.settled, feed.counts.new) == (1, 1)
 
 
+def test_a_line_for_a_worker_that_does_not_exist(tmp_path: Path) -> None:
+    ran = run_program(tmp_path, "enqueue", "-", given=b'{"command": "x", "to": "nobody"}')
+    assert ran.err.startswith('line 1: unknown worker "nobody": no worker with this name has')
+
+
 BAD = (
     b'{"task": "t", "id": "one"}\n'
     b"nonsense\n"
@@ -164,7 +169,7 @@ def test_a_wrong_line_is_reported_and_affects_no_other(tmp_path: Path) -> None:
     assert ran.out.endswith(", 1 already known, 7 refused\n")
     reported = [line.partition(":")[0] for line in ran.err.splitlines()]
     assert reported == [f"line {number}" for number in (2, 4, 7, 8, 9, 10, 6)]
-    assert "line 6: queue nowhere does not exist: declare it first (unknown_queue)" in ran.err
+    assert 'line 6: queue nowhere does not exist: create it with "holdfast queue cr' in ran.err
     assert "line 7: unknown field colour" in ran.err
     (tmp_path / "jobs").write_bytes(BAD.replace(b"one", b"two"))
     ran = run_program(tmp_path, "--json", "enqueue", "--file", "jobs")

@@ -275,7 +275,11 @@ def test_both_program_names_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["nonsense"], 2, 'unknown command "nonsense": expected one of'),
+        (["nonsense"], 2, 'unknown command "nonsense": see "holdfast --help"'),
+        (["retry"], 2, 'unknown command "retry": did you mean "dlq retry" or "job retry"?'),
+        (["worker", "shop:app"], 2, 'unknown command "shop:app": expected one of cordon, drain'),
+        (["-A", "shop", "worker"], 2, 'unknown option "-A": put flags after the command'),
+        (["worker", "-A", "shop"], 2, 'unknown option "-A": put flags after the command'),
         (["enqueu"], 2, "did you mean enqueue?"),
         (["queue", "create", "q", "--visibility-timeout", "9"], 2, "did you mean --lease?"),
         (["queue", "create", "q", "--max-retries=3"], 2, "did you mean --max-attempts, which"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -18,8 +19,16 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
-from holdfast.cli.flags import DryRun, JobFlags, option, switch, unknown_flag
+from holdfast.cli.flags import (
+    DryRun,
+    JobFlags,
+    option,
+    switch,
+    unknown_flag,
+    with_create_command,
+)
 from holdfast.cli.jobs import unknown_worker, wait_for_job
 from holdfast.cli.output import COMMON, Common, Exit, print_json, progress, say
 from holdfast.cli.session import open_app
@@ -27,6 +36,7 @@ from holdfast.core import bounds, checks
 from holdfast.core.checks import accepted
 from holdfast.core.model import NewJob, Receipt, Status
 from holdfast.core.text import counted, not_read, printable
+from holdfast.core.workers import QUEUE_PREFIX
 from holdfast.errors import (
     EngineError,
     HoldfastError,
@@ -182,6 +192,8 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
     faults: list[LineFault] = []
 
     def tell(fault: LineFault) -> None:
+        if fault.code == UnknownQueue.code:
+            fault = replace(fault, text=_unknown_queue(fault.text))
         if len(faults) < _FAULTS_MAX:
             faults.append(fault)
         say(f"line {fault.line}: {fault.text} ({fault.code})")
@@ -207,6 +219,12 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
     _say_note(feed.ignored)
     _print_counts(feed.counts, faults, time.monotonic() - started, flags, common)
     return Exit.FAILED if feed.counts.refused else Exit.DONE
+
+
+def _unknown_queue(text: str) -> str:
+    """What to do about a queue that does not exist, or about the worker whose queue it is."""
+    worker = re.match(rf"queue {re.escape(QUEUE_PREFIX)}(\S+) does not exist", text)
+    return str(unknown_worker(worker[1])) if worker else with_create_command(text)
 
 
 async def _check_only(jobs: Sequence[NewJob]) -> list[Receipt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, make_dataclass
@@ -246,6 +247,18 @@ def unknown_flag(flag: str, known: Iterable[str], *command: str) -> str:
     found = remedy(wrong.lstrip("-").replace("-", "_"), names, shape="--{}").replace("_", "-")
     return f'unknown option "{wrong[:80]}": ' + (
         found or f'see "{" ".join((program(), *command))} --help"'
+    )
+
+
+def with_create_command(text: str) -> str:
+    """Replace the library's remedy, to declare the queue, by the command that creates it."""
+    named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
+    if named is None:
+        return text
+    create = f"{program()} queue create"
+    return (
+        f'{text[: named.end()]}: create it with "{create} {named[1]}", or every queue on first use'
+        f' with "{create} --auto"'
     )
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 COMMON_FLAGS = ("--url", "--json")
 NO_PAGER_FLAG = "--no-pager"
+_NAMED_MAX = 15
+"""Commands that an error lists. The help page is easier to read than a longer list."""
 
 GROUPS: dict[str, str] = {
     "worker": "Start, list and control workers.",
@@ -311,7 +313,9 @@ def dispatch(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _fail(_reworded(" ".join(str(error).split())), UsageError.code, Exit.USAGE)
     except UnknownQueue as error:
-        return _fail(_with_create_command(str(error)), error.code, exit_for(error))
+        from holdfast.cli.flags import with_create_command
+
+        return _fail(with_create_command(str(error)), error.code, exit_for(error))
     except Forbidden as error:
         return _fail(_with_scope_command(str(error)), error.code, exit_for(error))
     except NotAccepting as error:
@@ -352,26 +356,42 @@ def move_common_flags(arguments: list[str]) -> list[str]:
 
 def refuse_unknown(arguments: list[str]) -> None:
     """Refuse an unknown command. The parser would import every command to suggest one."""
-    if arguments[:1] and arguments[0].startswith("--") and len(arguments[0]) > 2:
-        flag = arguments[0].partition("=")[0]
-        if flag not in (*COMMON_FLAGS, "--help", "--version"):
-            raise UsageError(f'unknown option "{flag[:80]}": put flags after the command')
-    given = [word for word in arguments[:2] if not word.startswith("-")]
-    depth = 2 if given[:1] and is_group(given[0]) else 1
+    depth = 2 if arguments[:1] and is_group(arguments[0]) else 1
+    given: list[str] = []
+    for word in arguments[:depth]:
+        if word.startswith("-"):
+            flag = word.partition("=")[0]
+            if len(word) > 1 and flag not in (*COMMON_FLAGS, "-h", "--help", "--version"):
+                raise UsageError(f'unknown option "{flag[:80]}": put flags after the command')
+            break
+        given.append(word)
     added = added_commands(given[0]) if depth == 2 and given[0] not in GROUPS else []
     names = {tuple(words.split()[:depth]) for words, _ in (*COMMANDS, *added)}
-    if tuple(given[:depth]) in names:
+    if tuple(given) in names:
         return
     if depth == 1:
         names |= {(group,) for group in added_groups()}
     known = sorted(name[-1] for name in names if name[:-1] == tuple(given[: depth - 1]))
-    if len(given) >= depth:
-        wrong = given[depth - 1]
-        close = difflib.get_close_matches(wrong, known, 1)
-        remedy = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+    if len(given) == depth:
+        wrong = given[-1]
+        remedy = _did_you_mean(wrong, known) or _where_to_look(known)
         raise UsageError(f'unknown command "{wrong[:80]}": {remedy}')
     if any(word.partition("=")[0] in COMMON_FLAGS for word in arguments):
-        raise UsageError(f"the command is missing: expected one of {', '.join(known)}")
+        raise UsageError(f"the command is missing: {_where_to_look(known)}")
+
+
+def _did_you_mean(wrong: str, known: list[str]) -> str:
+    """A command that is spelled almost like this, or those of groups that are called so."""
+    if close := difflib.get_close_matches(wrong, known, 1):
+        return f"did you mean {close[0]}?"
+    inside = [f'"{words}"' for words, _ in COMMANDS if words.split()[1:] == [wrong]]
+    return f"did you mean {' or '.join(sorted(inside))}?" if inside else ""
+
+
+def _where_to_look(known: list[str]) -> str:
+    if len(known) > _NAMED_MAX:
+        return f'see "{program()} --help"'
+    return f"expected one of {', '.join(known)}"
 
 
 def keep_separator(arguments: list[str]) -> list[str]:
@@ -408,18 +428,6 @@ def variable(command: Sequence[str], flag: str) -> str:
     """The environment variable of a command's flag."""
     words = [flag] if flag in COMMON_FLAGS else [*command, flag]
     return "_".join(["HOLDFAST", *(word.lstrip("-").replace("-", "_").upper() for word in words)])
-
-
-def _with_create_command(text: str) -> str:
-    """Replace the library's remedy, to declare the queue, by the command that creates it."""
-    named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
-    if named is None:
-        return text
-    create = f"{program()} queue create"
-    return (
-        f'{text[: named.end()]}: create it with "{create} {named[1]}", or every queue on first use'
-        f' with "{create} --auto"'
-    )
 
 
 def _with_scope_command(text: str) -> str:
