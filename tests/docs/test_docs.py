@@ -116,6 +116,19 @@ def test_a_worker_can_import_an_example(source: str) -> None:
             assert not {"enqueue", "aenqueue", "enqueue_many", "delay"}.intersection(called)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page != python.PAGE and "```py\n" in page.read_text()],
+    ids=lambda page: page.name,
+)
+def test_code_of_other_products_is_python(page: Path) -> None:
+    """Celery and the others are not installed here. Other `py` blocks are run by their own tests;
+    those of the reference are signatures."""
+    for match in _BLOCK.finditer(page.read_text()):
+        if match[1] == "py":
+            ast.parse(match[2], str(page))
+
+
 def test_every_error_in_the_docs_can_be_imported_from_holdfast() -> None:
     known = {each.__name__ for each in errors.BY_CODE.values()}
     text = "\n".join(page.read_text() for page in PAGES)
