@@ -159,9 +159,9 @@ class Holdfast(HookMethods, LeaseMethods):
     `async with Holdfast() as app`, or `open` and `close`, use the program's own loop. `listeners`
     receive an event for every engine call and upkeep action; `place` is the URL without secrets.
 
-    `name` is the name of the program, by default that of the module that creates the Holdfast: its
-    schedules in the store carry it. With `keep_schedules`, those that its code declares no more
-    stay there.
+    `name` is the name of the program, by default that of the module that creates the Holdfast. The
+    store keeps it with the schedules that the code declares, and removes those that the code no
+    longer declares, unless `keep_schedules` is true.
     """
 
     def __init__(
@@ -327,8 +327,8 @@ class Holdfast(HookMethods, LeaseMethods):
         )
 
     async def sync_schedules(self) -> ScheduleSync:
-        """Store the schedules of the code, and remove those that it declares no more, as workers do
-        when they start. A program that started earlier than another of its name changes nothing.
+        """Store the schedules of the code, and remove those that it no longer declares, as workers
+        do when they start. A program that started earlier than another of its name changes nothing.
         """
         return await save_schedules(
             self.engine, self.declared_schedules, self._started_at, self.home.wall_ms

@@ -90,9 +90,9 @@ class SingleOptions(TypedDict, total=False):
     isolated: bool
     """Run the task in a process of its own."""
     rate: RateText | tuple[RateText, str] | None
-    """Start at most so many jobs per time, e.g. "100/m", or with a key, ("100/m", "{tenant}")."""
+    """Start at most this many jobs per period, e.g. "100/m", or by key, ("100/m", "{tenant}")."""
     concurrency: int | tuple[int, str] | None
-    """Run at most so many jobs at a time, or with a key, (10, "{tenant}")."""
+    """Run at most this many jobs at a time, or by key, (10, "{tenant}")."""
     breaker: BreakerText | None
     """Pause the task while it keeps failing, e.g. "5 failures, 30s"."""
 

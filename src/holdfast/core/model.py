@@ -48,8 +48,8 @@ it is leased, but in no index of jobs that are at work."""
 
 
 class WaitingKind(StrEnum):
-    """Which of the waiting jobs: not attempted yet, those of them that are due later, or those
-    with an attempt behind them, which failed."""
+    """Kinds of waiting jobs: not attempted yet, those of them that are due later, and those whose
+    last attempt failed."""
 
     PENDING = "pending"
     SCHEDULED = "scheduled"
@@ -491,7 +491,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A filter over jobs; every field given must match. `search` looks in id, task, key and tenant.
     `parent` is the id of a job, and selects those that were enqueued to run after it.
 
-    `waiting` leaves out waiting jobs of no such kind, and says nothing about jobs in other states.
+    `waiting` leaves out waiting jobs of other kinds, and says nothing about jobs in other states.
     `expired` selects waiting jobs past their expiry by the engine's clock; `finished_before_ms`
     those that finished at least that long ago; `version` a job unchanged since it was read.
     """

@@ -84,7 +84,7 @@ class RedrivePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     by: str = ""
     """Who asked for it."""
     rate: Rate | None = None
-    """How many to put back per time."""
+    """How many to put back per period."""
     canary: bool = False
     """Put a hundredth of them back first, and stop if one of them dies of the same cause."""
     canary_wait_ms: int = CANARY_WAIT_MS
