@@ -18,10 +18,11 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from holdfast.core import bounds
 from holdfast.core.backoff import Backoff
 from holdfast.core.model import AfterOn, KeyHold, KeyPolicy, ParentDeath, Reroute
+from holdfast.notation import patterns
 from holdfast.notation.durations import Duration
+from holdfast.notation.patterns import NO_NUL
 
 _SECONDS_MAX = bounds.DELAY_MS_MAX // bounds.SECOND_MS
-NO_NUL = r"^[^\x00]*$"
 
 QueueName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,80}$", max_length=80, examples=["default"])
@@ -42,7 +43,7 @@ Seconds = (
     | Annotated[
         str,
         Meta(
-            pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?(ms|s|m|h|d|w)?$",
+            pattern=patterns.DURATION,
             description="A number with a unit: 250ms, 30s, 5m, 2h, 1d, 1w. Without one: seconds.",
             examples=["30s"],
         ),

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from holdfast.errors import UsageError
+from holdfast.notation.patterns import without_patterns
 from holdfast.notation.synonyms import READ_ONLY, remedy
 from holdfast.server.access.admission import Admission, ApiCall
 from holdfast.server.access.peers import OWN_USER
@@ -162,7 +163,8 @@ class RequestReader:
         match error:
             case msgspec.ValidationError():
                 hint = _hint(self._operation.body, str(error))
-                return InvalidRequest(f"invalid body: {error}" + (f": {hint}" if hint else ""))
+                text = f"invalid body: {without_patterns(str(error))}"
+                return InvalidRequest(f"{text}: {hint}" if hint else text)
             case RecursionError():
                 return BadRequest("the body is nested too deeply")
             case _:
@@ -223,7 +225,7 @@ class QueryReader:
         try:
             return msgspec.convert(values, self._query)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"invalid query: {error}") from None
+            raise InvalidRequest(f"invalid query: {without_patterns(str(error))}") from None
 
 
 @cache
@@ -249,7 +251,8 @@ class PathReader:
         try:
             value = msgspec.convert(scalar(text, self._wanted), self._wanted)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"invalid {self._name} in the path: {error}") from None
+            text = without_patterns(str(error))
+            raise InvalidRequest(f"invalid {self._name} in the path: {text}") from None
         if len(self._cached) >= _PATHS_CACHED_MAX:
             self._cached.clear()
         if len(text) <= _CACHED_LENGTH_MAX:

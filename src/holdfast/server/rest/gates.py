@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core import bounds, checks
-from holdfast.notation.job import NO_NUL, QueueName
+from holdfast.notation.job import QueueName
+from holdfast.notation.patterns import NO_NUL
 from holdfast.ops.gates import PREFETCH, Direction, Gate, Gates, GateView, gate_view, unknown_gate
 from holdfast.ops.queues import find_queue
 from holdfast.server.access.admission import ApiCall

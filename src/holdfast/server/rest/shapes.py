@@ -14,8 +14,10 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from holdfast.core import bounds
 from holdfast.core.model import JobFilter, Reason, State
+from holdfast.notation import patterns
 from holdfast.notation.filters import ChosenStates, StateWord, chosen_states, instant, pairs
-from holdfast.notation.job import FIELDS, NO_NUL, JobId, JobLine, Name, Pairs, QueueName, TaskName
+from holdfast.notation.job import FIELDS, JobId, JobLine, Name, Pairs, QueueName, TaskName
+from holdfast.notation.patterns import NO_NUL
 from holdfast.notation.synonyms import READ_ONLY, ignored_note
 
 MaybeName = Annotated[str, Meta(max_length=bounds.NAME_BYTES_MAX, pattern=NO_NUL)]
@@ -38,16 +40,16 @@ Many = Annotated[int, Meta(ge=1, le=bounds.COUNT_EXACT_MAX)]
 Rate = Annotated[
     str,
     Meta(
-        pattern=r"^[0-9]{1,7}/[0-9]{0,6}(ms|s|m|h|d)( burst [0-9]{1,7})?$",
+        pattern=patterns.RATE,
         examples=["100/m burst 20"],
     ),
 ]
 Token = Annotated[int, Meta(ge=0, le=2**63 - 1, description="The token of the lease.")]
 LabelPair = Annotated[
-    str, Meta(pattern="^[^=\\x00]+=", description="name=value", examples=["region=eu"])
+    str, Meta(pattern=patterns.LABEL, description="name=value", examples=["region=eu"])
 ]
 Cursor = Annotated[
-    str, Meta(pattern="^[0-9]{1,400}$", description="Continue after the last page: its `after`.")
+    str, Meta(pattern=patterns.CURSOR, description="Continue after the last page: its `after`.")
 ]
 StateWords = Annotated[
     list[StateWord],
