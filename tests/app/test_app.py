@@ -99,7 +99,11 @@ def test_run_at_is_an_instant_with_a_zone() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"queue": "nowhere"}, UnknownQueue, "nowhere does not exist: declare it"),
+        (
+            {"queue": "nowhere"},
+            UnknownQueue,
+            "nowhere does not exist: correct its name, or",
+        ),
         ({"queue": "full"}, QueueFull, "full"),
         ({"queue": "closed"}, NotAccepting, "closed"),
         ({"queue": "small"}, PayloadTooLarge, "maximum is 10"),

@@ -252,7 +252,7 @@ def unknown_flag(flag: str, known: Iterable[str], *command: str) -> str:
 
 def with_create_command(text: str) -> str:
     """Replace the library's remedy, to declare the queue, by the command that creates it."""
-    named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: declare it first)', text)
+    named = re.search(r'queue "?([\w.-]+)"? does not exist(?=: .*declare it first)', text)
     if named is None:
         return text
     create = f"{program()} queue create"

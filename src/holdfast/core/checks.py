@@ -554,7 +554,7 @@ def accepted(receipt: Receipt) -> Receipt:
 
 def unknown_queue(name: str, what: str = "queue") -> UnknownQueue:
     """The error for a queue that does not exist; `what` is the field that names it."""
-    return UnknownQueue(f"{what} {name} does not exist: declare it first")
+    return UnknownQueue(f"{what} {name} does not exist: correct its name, or declare it first")
 
 
 def unknown_parent(id: str, parent: str) -> UnknownParent:

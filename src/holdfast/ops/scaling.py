@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from holdfast.core import bounds
+from holdfast.core.checks import unknown_queue
 from holdfast.core.limits import Limit
 from holdfast.core.model import Job, JobFilter, Queue, QueueView, State
 from holdfast.core.scaling import SLOTS_DEFAULT, Activity, Advice, Goal, Load, advise
 from holdfast.core.workers import UNHEALTHY_AGE_MS
 from holdfast.engines.base import Engine
-from holdfast.errors import UnknownQueue
 from holdfast.ops.workers import Workers, WorkerView
 
 WINDOW_MS = 10 * bounds.MINUTE_MS
@@ -53,7 +53,7 @@ async def read_scaling(
     if views is None:
         views = await engine.queues(names=None if queue is None else [queue])
     if queue is not None and not views:
-        raise UnknownQueue(f"queue {queue} does not exist: declare it first")
+        raise unknown_queue(queue)
     known: Mapping[str, Activity] | None = None
     if activity is not None:
         known = await activity([view.queue.name for view in views])
