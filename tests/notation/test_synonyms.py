@@ -21,6 +21,11 @@ JOB = {
     "visibility_timeout": "did you mean lease?",
     "rate_limit": 'a task has a rate, such as rate="100/m", and a queue has limits',
     "prority": "did you mean priority?",
+    "task_id": "did you mean id?",
+    "unique": "did you mean key?",
+    "time_limit": "did you mean timeout?",
+    "result_ttl": 'a queue has a retention: see "holdfast queue update"',
+    "bind": "a handler gets the running job by a parameter ctx: Context",
 }
 ATTEMPTS = "did you mean max_attempts, which counts the first attempt too?"
 
@@ -46,6 +51,7 @@ def test_fields_of_a_line(name: str) -> None:
         ("visibility_timeout", "did you mean lease?"),
         ("max_retries", ATTEMPTS),
         ("rate_limit", "did you mean limits?"),
+        ("result_ttl", "did you mean retention?"),
         ("leese", "did you mean lease?"),
     ],
 )
@@ -61,6 +67,10 @@ def test_settings_of_a_queue(name: str, says: str) -> None:
     [
         ("max_retries", ATTEMPTS),
         ("rate_limit", "did you mean rate?"),
+        ("autoretry_for", "did you mean retry_on?"),
+        ("retry_delay", "did you mean backoff?"),
+        ("cron", 'only schedules have a rule: @app.schedule(cron=…), or "holdfast schedule add"'),
+        ("acks_late", "leave it out, because a job always ends after its handler"),
         ("visibility_timeout", "did you mean lease?"),
     ],
 )

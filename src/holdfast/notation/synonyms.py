@@ -7,27 +7,54 @@ import difflib
 from collections.abc import Iterable
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
+    "acks_late": (),
+    "actor_name": ("name",),
+    "at_front": ("priority",),
+    "autoretry_for": ("retry_on",),
+    "bind": (),
     "countdown": ("delay",),
+    "cron": (),
     "dead_deadline": ("expires",),
+    "default_retry_delay": ("backoff",),
     "defer": ("delay",),
     "defer_by": ("delay",),
     "defer_until": ("run_at",),
     "depends_on": ("after",),
     "eta": ("run_at",),
+    "failure_ttl": ("dead_retention",),
     "items": ("jobs", "verdicts", "renewals"),
+    "job_id": ("id",),
     "max_retries": ("max_attempts",),
     "max_tries": ("max_attempts",),
     "messages": ("jobs", "verdicts", "renewals"),
+    "pass_context": (),
+    "queueing_lock": ("key",),
     "rate_limit": ("rate", "limits"),
+    "result_ttl": ("retention",),
     "retries": ("max_attempts",),
+    "retry_delay": ("backoff",),
+    "retry_jitter": ("backoff",),
+    "soft_time_limit": ("timeout",),
+    "task_id": ("id",),
+    "throws": ("give_up_on",),
+    "time_limit": ("timeout",),
     "ttl": ("expires",),
+    "unique": ("key",),
     "visibility_timeout": ("lease",),
 }
 """The names that other queues give an option, with its names here, of which the first known one is
-suggested."""
+suggested. Without a name here there is no such option."""
 
 _EXPLAINED = dict.fromkeys(("max_retries", "retries"), ", which counts the first attempt too")
+_CONTEXT = "a handler gets the running job by a parameter ctx: Context"
+_RETENTION = 'a queue has a retention: see "holdfast queue update"'
 _ELSEWHERE = {
+    "acks_late": "leave it out, because a job always ends after its handler",
+    "bind": _CONTEXT,
+    "cron": 'only schedules have a rule: @app.schedule(cron=…), or "holdfast schedule add"',
+    "failure_ttl": _RETENTION,
+    "pass_context": _CONTEXT,
+    "result_ttl": _RETENTION,
     "rate_limit": 'a task has a rate, such as rate="100/m", and a queue has limits: see'
     ' "holdfast queue limit"',
 }
