@@ -410,7 +410,8 @@ class Supervisor:
 
     async def _find_stall(self) -> str:
         if self._pool.broken is not None:
-            return f"its application cannot be started: {self._pool.broken.message}"
+            why = failures.import_error(self._pool.broken)
+            return f"its application cannot be imported: {why}"
         if (monotonic() - self._intake.leased_at) * 1000 < STALL_MS:
             return ""
         queues = {worker_queue(self.name), *self._capacity.queues(self._pool.tasks)}
