@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import apsw
@@ -217,3 +218,18 @@ def test_a_torn_first_page_still_counts_as_a_database(tmp_path: Path, ending: st
         connection.has_tables(files, None)
     (tmp_path / f"jobs.db{ending}").write_bytes(b"")
     assert connection.has_tables(files, None)
+
+
+def test_a_folder_is_trusted_once_its_time_cannot_repeat(tmp_path: Path) -> None:
+    """The next change within one step of the file system's clock may get the same time."""
+    files = Files(tmp_path / "work.db")
+    now = time.time_ns()
+    fine, coarse = now - now % 10_000_000 + 1_234, now - now % 1_000_000_000
+    for changed_ns, is_trusted in (
+        (fine + 10_000_000_000, False),
+        (fine - 1_000_000_000, True),
+        (coarse - 1_000_000_000, False),
+        (coarse - 4_000_000_000, True),
+    ):
+        os.utime(tmp_path, ns=(changed_ns, changed_ns))
+        assert (files.stamp() is not None) == is_trusted

@@ -51,7 +51,10 @@ Identity = tuple[int, int]
 FolderStamp = tuple[int, int, int]
 """(device, inode, time of change) of a folder."""
 
-_STAMP_NS = 3_000_000_000
+_STAMP_NS = 100_000_000
+"""Longer than a tick of the kernel, by which most file systems set their times."""
+_COARSE_STEP_NS = 10_000_000
+_COARSE_STAMP_NS = 3_000_000_000
 """Longer than the coarsest step of a file system's times, which is two seconds."""
 _RECORD_BYTES = 160
 _EXHAUSTED_BYTES = 1024 * 1024
@@ -88,7 +91,7 @@ class Files:
         self.shm: Path = self._beside("-shm")
         self.journal: Path = self._beside("-journal")
         self.ballast: Path = self._beside("-ballast")
-        self._folder = str(self.database.parent)
+        self.folder: str = str(self.database.parent)
         self._paths = (str(self.database), str(self.wal), str(self.shm))
 
     def prepare(self, *, create: bool = True) -> None:
@@ -144,9 +147,11 @@ class Files:
 
         None while a change is so recent that the file system may give the next one the same time.
         """
-        status = os.stat(self._folder)  # noqa: PTH116 - twice per commit, and twice as fast
+        status = os.stat(self.folder)  # noqa: PTH116 - twice per commit, and twice as fast
         changed_ns = status.st_mtime_ns
-        if time.time_ns() - changed_ns < _STAMP_NS:
+        # A file system with coarse times has no others than multiples of its step.
+        settled_ns = _STAMP_NS if changed_ns % _COARSE_STEP_NS else _COARSE_STAMP_NS
+        if time.time_ns() - changed_ns < settled_ns:
             return None
         return status.st_dev, status.st_ino, changed_ns
 
@@ -278,7 +283,7 @@ class Disk:
 
     def free_bytes(self) -> int:
         """Bytes available to this user."""
-        status = os.statvfs(self._files.database.parent)
+        status = os.statvfs(self._files.folder)
         return status.f_bavail * status.f_frsize
 
     def is_exhausted(self) -> bool:
