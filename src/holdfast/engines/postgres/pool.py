@@ -184,7 +184,10 @@ class PostgresPool:
         """A checked connection. It is closed afterwards if its state is not known."""
         if self._pid != os.getpid():
             raise EngineClosed("this engine was opened before a fork: open a new one")
-        async with self._slot():
+        await self._acquire_slot()
+        try:
+            if not self._open:
+                raise EngineClosed("the PostgreSQL engine is not open")
             while self._idle and self._idle[-1].is_closed():
                 self._idle.pop()
             connection = self._idle.pop() if self._idle else await self.connect()
@@ -201,10 +204,14 @@ class PostgresPool:
             finally:
                 self._lent.discard(connection)
                 self._take_back(connection)
+        finally:
+            self._slots.release()
 
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _acquire_slot(self) -> None:
         """The right to one connection, first come first served, after a bounded wait."""
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
         try:
             async with asyncio.timeout(SLOT_S_MAX):
                 await self._slots.acquire()
@@ -213,12 +220,6 @@ class PostgresPool:
                 f"all {self._size} connections to PostgreSQL at {self.where} were busy for "
                 f"{SLOT_S_MAX:.0f} s; nothing was changed: open the engine with more connections"
             ) from error
-        try:
-            if not self._open:
-                raise EngineClosed("the PostgreSQL engine is not open")
-            yield
-        finally:
-            self._slots.release()
 
     def _take_back(self, connection: PostgresConnection) -> None:
         if not self._open:
