@@ -55,10 +55,11 @@ class RawSqlite:
 
     def __init__(self, path: Path, *, vfs: str | None = None) -> None:
         self._connection = apsw.Connection(str(path), vfs=vfs)
+        # Read to the end: otherwise only the first setting, which returns a row, is applied.
         self._connection.execute(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;"
             "PRAGMA wal_autocheckpoint = 4000"
-        )
+        ).fetchall()
         self._connection.execute(SCHEMA)
         self._tokens = 0
 
