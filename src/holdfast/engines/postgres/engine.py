@@ -361,7 +361,8 @@ class PostgresEngine:
     async def _run(self, call: Callable[..., Script[T]], *arguments: object) -> T:
         """Run a script that writes, and notify the children of jobs that it ended."""
         result, endings = await self._write(call, *arguments)
-        await self._tell_children(endings)
+        if endings:
+            await self._tell_children(endings)
         return result
 
     async def _write(
