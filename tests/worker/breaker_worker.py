@@ -10,6 +10,7 @@ from holdfast.process import boot_s
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.supervisor.breaker_check import BreakerActions, BreakerCheck
 from holdfast.worker.supervisor.held_leases import HeldLease
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.wire import Ending, Raised, Returned, TaskInfo
 
 POLICY = Breaker(failures=3, cooldown_ms=10_000, cooldown_ms_max=40_000)
@@ -51,7 +52,7 @@ class Worker:
 
     def saw(self, *endings: Ending, task: str = "t") -> None:
         for ending in endings:
-            self.breakers.record([(a_job(task), ending)])
+            self.breakers.record([EndedBatch([a_job(task)], ending)])
 
 
 def a_job(task: str = "t", url: str = "") -> HeldLease:
@@ -88,7 +89,7 @@ async def opened(engine: Engine, *workers: Worker) -> None:
 async def probed(worker: Worker, clock: ManualClock) -> HeldLease:
     """A job for a host after its cool-down: it is kept until it is known which worker may probe."""
     for _ in range(3):
-        worker.breakers.record([(hook(), BAD)])
+        worker.breakers.record([EndedBatch([hook()], BAD)])
     await worker.breakers.sync()
     clock.advance(10 * SECOND)
     await worker.breakers.sync()

@@ -18,8 +18,8 @@ from holdfast.worker import processes
 from holdfast.worker.options import INHERITED
 from holdfast.worker.wire import (
     Board,
-    CallEnded,
     CallJob,
+    CallsEnded,
     ChildCall,
     ChildSetup,
     Ending,
@@ -122,7 +122,7 @@ class Child:
                 self.answers += decode_from_child(body)
 
     def ending(self, number: int) -> Ending:
-        return self.wait_for(CallEnded, lambda answer: answer.number == number).endings[0]
+        return self.wait_for(CallsEnded, lambda answer: number in answer.numbers).endings[0]
 
     def output(self, number: int) -> bytes:
         """All output of an ended call, from its notes or its ending."""

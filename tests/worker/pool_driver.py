@@ -6,7 +6,7 @@ from holdfast.core.model import Failure, Job, Lease, Queue
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_pool import ChildPool
 from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases, RunnerKind
-from holdfast.worker.supervisor.settle import JobEnding
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.wire import ChildSetup, Ending, TaskInfo
 from tests.worker.doubles import FakeChild
 from tests.worker.live_workers import until
@@ -24,10 +24,12 @@ class Recorder:
         self.tasks: dict[str, TaskInfo] = {}
         self.failure: Failure | None = None
 
-    def ended(self, endings: list[JobEnding]) -> None:
-        for held, ending in endings:
-            assert held.job.id not in self.endings
-            self.endings[held.job.id] = ending
+    def ended(self, ended: list[EndedBatch]) -> None:
+        for jobs, ending in ended:
+            assert jobs
+            for held in jobs:
+                assert held.job.id not in self.endings
+                self.endings[held.job.id] = ending
 
     def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
         for held in jobs:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast.worker.child.runner import HandlerRunner
-from holdfast.worker.wire import Board, CallEnded, ChildCall, Ending, Finish, FromChild
+from holdfast.worker.wire import Board, CallsEnded, ChildCall, Ending, Finish, FromChild
 from tests.worker.child_driver import TIMEOUT_S, given_job, setup
 from tests.worker.sample_handlers import handler
 
@@ -41,9 +41,11 @@ class Driven:
                 await self._said.wait()
 
     async def ending(self, number: int) -> Ending:
-        def found() -> list[CallEnded]:
+        def found() -> list[CallsEnded]:
             return [
-                word for word in self.words if isinstance(word, CallEnded) and word.number == number
+                word
+                for word in self.words
+                if isinstance(word, CallsEnded) and number in word.numbers
             ]
 
         await self.until(found)

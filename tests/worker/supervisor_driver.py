@@ -10,7 +10,7 @@ from holdfast.ops.workers import Workers
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.child_pool import ChildPool
 from holdfast.worker.supervisor.supervisor import Supervisor
-from holdfast.worker.wire import CallEnded, ChildCall, ChildSetup, Raised, Returned, TaskInfo
+from holdfast.worker.wire import CallsEnded, ChildCall, ChildSetup, Raised, Returned, TaskInfo
 from tests.worker.doubles import FakeChild, TroubledEngine
 from tests.worker.live_workers import until
 
@@ -70,7 +70,7 @@ class SupervisorDriver:
 
     def end(self, *calls: ChildCall, failed: bool = False) -> None:
         ending = Raised(ERROR) if failed else Returned()
-        self.child.answer(*(CallEnded(call.number, (ending,)) for call in calls))
+        self.child.answer(*(CallsEnded([call.number], (ending,)) for call in calls))
 
     async def view(self) -> Any:
         return await Workers(self.engine).get(self.supervisor.name)

@@ -13,7 +13,7 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     AskedRetry,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildBroken,
     ChildCall,
@@ -45,8 +45,8 @@ UP: list[Any] = [
     NoteUpdate(3),
     GivenBack((1, 2, 3)),
     GivenBack(()),
-    CallEnded(
-        4,
+    CallsEnded(
+        [4, 5],
         (
             Returned(b"1", (NewJob(id="n", task="next", payload=b"\xff"),), b"out"),
             Returned(),

@@ -2,7 +2,8 @@
 
 A frame of msgpack holds many messages. A call takes one slot: it runs one job, or several of a
 batch task. Children know nothing of leases; they get calls by number and answer with one ending for
-each job of a call. The board shows which calls run, and until when others may begin.
+each job of a call. Calls that end alike share an answer. The board shows which calls run, and until
+when others may begin.
 """
 
 from __future__ import annotations
@@ -164,10 +165,10 @@ class ChildBroken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     failure: Failure
 
 
-class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
-    """A call has ended, with one ending for each of its jobs."""
+class CallsEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
+    """Calls that have ended alike, with one ending for each job of a call."""
 
-    number: int
+    numbers: list[int]
     endings: tuple[Ending, ...]
 
 
@@ -189,7 +190,7 @@ class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
     numbers: tuple[int, ...]
 
 
-FromChild: TypeAlias = ChildReady | ChildBroken | CallEnded | NoteUpdate | GivenBack
+FromChild: TypeAlias = ChildReady | ChildBroken | CallsEnded | NoteUpdate | GivenBack
 
 
 class WebhookSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from holdfast.core import codec
 from holdfast.core.model import FailureKind
 from holdfast.worker.wire import (
     AskedCancel,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildBroken,
     ChildCall,
@@ -68,7 +68,7 @@ def test_calls_of_every_kind(child: Child) -> None:
     number = child.call("report", None, attempt=3, token=9, checkpoint=b'{"at":1}')
     assert child.ending(number) == Returned(b'[3,9,{"at":1}]', output=b"from j3\n")
     child.write(ChildCall(50, "total", (given_job(1), given_job(2), given_job(3))))
-    ended = child.wait_for(CallEnded, lambda word: word.number == 50)
+    ended = child.wait_for(CallsEnded, lambda word: 50 in word.numbers)
     assert ended.endings == (Returned(b"6"),) * 3
 
 

@@ -13,7 +13,7 @@ from holdfast.worker.outcomes import Retry
 from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildCall,
     FromChild,
@@ -191,7 +191,7 @@ async def test_an_unknown_task_is_released_uncharged() -> None:
     async with driven(1) as one:
         one.runner.receive([ChildCall(1, "mail", (given_job(), given_job()))])
         (word,) = one.words
-        assert isinstance(word, CallEnded)
+        assert isinstance(word, CallsEnded)
         assert len(word.endings) == 2
         # Not at once: it has only so many releases until another worker takes it.
         for ending in word.endings:
@@ -292,7 +292,9 @@ async def test_every_call_is_answered_once_whatever_is_cancelled_or_recalled(see
             one.runner.receive(words)
             await asyncio.sleep(rng.random() / 500)
     back = [each for word in one.words if isinstance(word, GivenBack) for each in word.numbers]
-    ended = [word.number for word in one.words if isinstance(word, CallEnded)]
+    ended = [
+        number for word in one.words if isinstance(word, CallsEnded) for number in word.numbers
+    ]
     assert sorted(back + ended) == list(range(1, number + 1))
     for word in one.words:
         if isinstance(word, NoteUpdate):
@@ -300,5 +302,30 @@ async def test_every_call_is_answered_once_whatever_is_cancelled_or_recalled(see
             assert one.words.index(word) < one.words.index(_ended(one.words, word.number))
 
 
-def _ended(words: list[FromChild], number: int) -> CallEnded:
-    return next(word for word in words if isinstance(word, CallEnded) and word.number == number)
+async def test_calls_that_return_nothing_share_an_answer() -> None:
+    """Also with one call that raised between them, and all in one frame."""
+
+    def quiet() -> None:
+        pass
+
+    def fails() -> None:
+        raise ValueError
+
+    async with driven(1, quiet, fails) as one:
+        calls = [one.call(number, "fails" if number == 3 else "quiet") for number in range(1, 6)]
+        one.runner.receive([*calls])
+        await one.until(lambda: sum(map(_count, one.words)) == 5)
+        ended = [word for word in one.words if isinstance(word, CallsEnded)]
+        assert [number for word in ended for number in word.numbers] == [1, 2, 3, 4, 5]
+        assert {number: type(word.endings[0]) for word in ended for number in word.numbers} == {
+            number: Raised if number == 3 else Returned for number in range(1, 6)
+        }
+        assert any(len(word.numbers) > 1 for word in ended)
+
+
+def _count(word: FromChild) -> int:
+    return len(word.numbers) if isinstance(word, CallsEnded) else 0
+
+
+def _ended(words: list[FromChild], number: int) -> CallsEnded:
+    return next(word for word in words if isinstance(word, CallsEnded) and number in word.numbers)

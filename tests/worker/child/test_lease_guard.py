@@ -14,7 +14,7 @@ from holdfast.process import boot_ns
 from holdfast.worker.wire import (
     NO_DEADLINE_NS,
     AskedCancel,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     GivenBack,
     Recall,
@@ -123,15 +123,15 @@ async def test_the_board_promises_no_more_than_the_shortest_lease(driver: PoolDr
     (child,) = await driver.start()
     assert child.board.until_ns == NO_DEADLINE_NS
     (first, second) = driver.give("ab")
-    assert child.board.until_ns == int(first.begin_before() * 1e9)
-    first.renewed_at += 5
+    assert child.board.until_ns == int(first.begin_before * 1e9)
+    first.begin_before += 5
     driver.pool.update_boards()
-    assert child.board.until_ns == int(second.begin_before() * 1e9)
+    assert child.board.until_ns == int(second.begin_before * 1e9)
     # A running call has begun; its lease says nothing about those that wait.
     child.run(second.call)
     driver.pool.tick()
-    assert child.board.until_ns == int(first.begin_before() * 1e9)
-    child.answer(*(CallEnded(call.number, (Returned(),)) for call in child.calls))
+    assert child.board.until_ns == int(first.begin_before * 1e9)
+    child.answer(*(CallsEnded([call.number], (Returned(),)) for call in child.calls))
     driver.pool.tick()
     assert child.board.until_ns == NO_DEADLINE_NS
 
@@ -139,14 +139,14 @@ async def test_the_board_promises_no_more_than_the_shortest_lease(driver: PoolDr
 async def test_a_lost_call_counts_until_the_child_gave_it_up(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     (lost, kept) = driver.give("ab")
-    lost.renewed_at -= 120
+    lost.begin_before -= 120
     driver.held.lose(lost)
     driver.pool.cancel(lost, lost=True)
     driver.pool.tick()
     assert not child.board.may_begin()
-    child.answer(CallEnded(lost.call, (AskedCancel(),)))
+    child.answer(CallsEnded([lost.call], (AskedCancel(),)))
     driver.pool.tick()
-    assert child.board.until_ns == int(kept.begin_before() * 1e9)
+    assert child.board.until_ns == int(kept.begin_before * 1e9)
 
 
 async def freeze(place: Place, pid: int) -> None:

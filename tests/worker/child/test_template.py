@@ -21,7 +21,7 @@ from holdfast.worker.supervisor.child_pool import ChildPool
 from holdfast.worker.supervisor.child_process import ChildProcess, ForkedProcess, ForkTemplate
 from holdfast.worker.supervisor.main import make_child_pool
 from holdfast.worker.wire import (
-    CallEnded,
+    CallsEnded,
     ChildBroken,
     ChildCall,
     ChildReady,
@@ -123,7 +123,7 @@ async def call(
     """The answer to a call: its ending."""
     child.write([ChildCall(1, task, (given_job(payload),))])
     await until(
-        lambda: any(isinstance(word, CallEnded) for word in listener.answers), f"the end of {task}"
+        lambda: any(isinstance(word, CallsEnded) for word in listener.answers), f"the end of {task}"
     )
     return listener.answers[-1]
 
@@ -131,7 +131,7 @@ async def call(
 async def test_it_runs_calls_in_a_session_of_its_own(any_way: ChildStarter) -> None:
     child, listener = await any_way.child()
     assert isinstance(listener.answers[0], ChildReady)
-    assert await call(child, listener, "echo", [1]) == CallEnded(1, (Returned(b"1"),))
+    assert await call(child, listener, "echo", [1]) == CallsEnded([1], (Returned(b"1"),))
     stat = processes.stat(child.pid)
     assert stat is not None
     assert (stat.parent, stat.group, stat.session) == (os.getpid(), child.pid, child.pid)
@@ -155,7 +155,7 @@ async def test_its_death_is_seen_with_signal_and_last_output(any_way: ChildStart
 async def test_processes_it_starts_inherit_no_descriptors(any_way: ChildStarter) -> None:
     child, listener = await any_way.child()
     ended = await call(child, listener, "descriptors")
-    assert ended == CallEnded(1, (Returned(codec.encode("0\n1\n2\n3\n")),))
+    assert ended == CallsEnded([1], (Returned(codec.encode("0\n1\n2\n3\n")),))
 
 
 async def test_the_template_keeps_nothing_of_its_children(
@@ -178,7 +178,7 @@ async def test_each_child_has_its_own_random_seed(make: Callable[[str], ChildSta
     for _ in range(3):
         child, listener = await made.child()
         ended = await call(child, listener, "draw")
-        assert isinstance(ended, CallEnded)
+        assert isinstance(ended, CallsEnded)
         assert isinstance(ended.endings[0], Returned)
         drawn |= set(codec.decode(ended.endings[0].result or b""))
     assert len(drawn) == 9

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.model import FailureKind
 from holdfast.worker import processes
-from holdfast.worker.wire import AskedCancel, CallEnded, CancelCall, Raised, Returned
+from holdfast.worker.wire import AskedCancel, CallsEnded, CancelCall, Raised, Returned
 from tests.worker.child_driver import started
 
 DETACHED = "setsid -f sleep 600; setsid -f sh -c 'setsid -f sleep 600; sleep 600'; "
@@ -54,5 +54,10 @@ def test_every_command_ends_once_and_leaves_nothing(seed: int) -> None:
         assert not child.survivors()
         assert processes.children(child.process.pid) == []
         assert child.board.running() == {}
-        ended = Counter(word.number for word in child.answers if isinstance(word, CallEnded))
+        ended = Counter(
+            number
+            for word in child.answers
+            if isinstance(word, CallsEnded)
+            for number in word.numbers
+        )
         assert set(ended.values()) == {1}

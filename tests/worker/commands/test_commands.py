@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.worker.wire import (
     AskedRelease,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildReady,
     Finish,
@@ -318,5 +318,9 @@ def test_many_commands_end_each_with_its_own_output(child: Child) -> None:
     for number, index in numbers.items():
         assert child.output(number) == f"{index}\n".encode()
     assert (
-        len({w.number for w in child.answers if isinstance(w, CallEnded)} & numbers.keys()) == 200
+        len(
+            {n for w in child.answers if isinstance(w, CallsEnded) for n in w.numbers}
+            & numbers.keys()
+        )
+        == 200
     )

@@ -7,6 +7,7 @@ from holdfast.core.model import Failure
 from holdfast.engines.base import Engine, Saved
 from holdfast.errors import EngineUnavailable
 from holdfast.testing.clock import ManualClock
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.wire import AskedRetry, Ending, Raised
 from tests.worker.breaker_worker import (
     BAD,
@@ -28,7 +29,7 @@ async def test_a_failing_host_is_shut_out_and_others_are_not(
     await worker.breakers.sync()
     worker.breakers.admit([hook()])
     for _ in range(3):
-        worker.breakers.record([(hook(), BAD)])
+        worker.breakers.record([EndedBatch([hook()], BAD)])
     await worker.breakers.sync()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "open"
     worker.breakers.admit([hook(), hook("b.example"), a_job("t")])
@@ -43,7 +44,7 @@ async def test_a_failing_host_is_shut_out_and_others_are_not(
     assert second.verdict is not None
     await worker.breakers.sync()
     assert worker.started[-1] is probe
-    worker.breakers.record([(probe, GOOD)])
+    worker.breakers.record([EndedBatch([probe], GOOD)])
     await worker.breakers.sync()
     assert await engine.load(KIND, limit=10) == [], "nothing is kept of a host that is well"
 
@@ -52,7 +53,7 @@ async def test_a_refusal_shows_that_the_host_works(engine: Engine) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     refused: Ending = Raised(Failure(type="HttpRefused", message="HTTP 404"))
     for ending in (BAD, BAD, refused, BAD, BAD):
-        worker.breakers.record([(hook(), ending)])
+        worker.breakers.record([EndedBatch([hook()], ending)])
     await worker.breakers.sync()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "closed"
 
@@ -61,7 +62,7 @@ async def test_a_host_that_asks_to_wait_fails(engine: Engine) -> None:
     worker = Worker(engine, "1", hosts=POLICY)
     busy: Ending = AskedRetry(Failure(type="Retry", message="HTTP 503"), delay_ms=1_000)
     for _ in range(3):
-        worker.breakers.record([(hook(), busy)])
+        worker.breakers.record([EndedBatch([hook()], busy)])
     await worker.breakers.sync()
     assert await state(engine, HOST_PREFIX + "a.example:443") == "open"
 
@@ -69,7 +70,7 @@ async def test_a_host_that_asks_to_wait_fails(engine: Engine) -> None:
 async def test_of_two_workers_one_sends_the_probe(engine: Engine, clock: ManualClock) -> None:
     one, two = Worker(engine, "1", hosts=POLICY), Worker(engine, "2", hosts=POLICY)
     for _ in range(3):
-        one.breakers.record([(hook(), BAD)])
+        one.breakers.record([EndedBatch([hook()], BAD)])
     await one.breakers.sync()
     clock.advance(10 * SECOND)
     await one.breakers.sync()
@@ -114,7 +115,7 @@ async def test_unused_hosts_are_forgotten(engine: Engine, clock: ManualClock) ->
     worker = Worker(engine, "1", hosts=POLICY)
     for number in range(3):
         for _ in range(3):
-            worker.breakers.record([(hook(f"h{number}.example"), BAD)])
+            worker.breakers.record([EndedBatch([hook(f"h{number}.example")], BAD)])
     await worker.breakers.sync()
     assert len(await engine.load(KIND, limit=10)) == 3
     clock.advance(3_611 * SECOND)

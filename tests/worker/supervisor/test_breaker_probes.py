@@ -9,6 +9,7 @@ from holdfast.core.model import Failure
 from holdfast.engines.base import Engine
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.supervisor import breaker_check
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.wire import AskedRetry
 from tests.worker.breaker_worker import BAD, GOOD, SECOND, Worker, a_job, opened, record, state
 
@@ -26,7 +27,7 @@ async def test_one_worker_probes_with_one_job(engine: Engine, clock: ManualClock
         await worker.breakers.sync()
     assert (len(one.started), len(two.started)) == (0, 1)
     assert await state(engine) == "half_open"
-    two.breakers.record([(two.started[0], GOOD)])
+    two.breakers.record([EndedBatch([two.started[0]], GOOD)])
     await two.breakers.sync()
     await one.breakers.sync()
     assert await state(engine) == "closed"
@@ -59,7 +60,7 @@ async def test_a_failed_probe_opens_it_for_longer(engine: Engine, clock: ManualC
         assert known is not None
         clock.advance(known.open_ms)
         await worker.breakers.sync()
-        worker.breakers.record([(worker.started.pop(), BAD)])
+        worker.breakers.record([EndedBatch([worker.started.pop()], BAD)])
         await worker.breakers.sync()
         found = await record(engine)
         assert found is not None
@@ -74,7 +75,7 @@ async def test_an_inconclusive_probe_is_followed_by_another(
     worker.jobs = [a_job(), a_job()]
     clock.advance(10 * SECOND)
     await worker.breakers.sync()
-    worker.breakers.record([(worker.started[0], AskedRetry(Failure(), 1_000))])
+    worker.breakers.record([EndedBatch([worker.started[0]], AskedRetry(Failure(), 1_000))])
     await worker.breakers.sync()
     assert (len(worker.started), await state(engine)) == (2, "half_open")
 
@@ -93,7 +94,7 @@ async def test_another_worker_probes_when_the_prober_dies(
     clock.advance(1)
     await other.breakers.sync()
     assert len(other.started) == 1
-    dead.breakers.record([(dead.started[0], BAD)])
+    dead.breakers.record([EndedBatch([dead.started[0]], BAD)])
     await dead.breakers.sync()
     assert await state(engine) == "half_open", "it is not the dead one's to decide any more"
 
@@ -108,7 +109,7 @@ async def test_a_long_probe_keeps_its_right(engine: Engine, clock: ManualClock) 
         await other.breakers.sync()
         clock.advance(PROBE_MS // 2)
     assert (len(long.started), len(other.started)) == (1, 0)
-    long.breakers.record([(long.started[0], GOOD)])
+    long.breakers.record([EndedBatch([long.started[0]], GOOD)])
     await long.breakers.sync()
     assert await state(engine) == "closed"
 

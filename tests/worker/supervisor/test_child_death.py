@@ -47,7 +47,7 @@ async def test_a_job_released_too_often_beside_timeouts_runs_alone() -> None:
     death = judge_calls(dead)
     child.board.close()
     assert (death.crashed, death.unstarted) == ([], [])
-    assert {held.job.id: ending for held, ending in death.ended} == {
+    assert {held.job.id: ending for jobs, ending in death.ended for held in jobs} == {
         "hangs": Raised(late),
         "new": AskedRelease(dead.kill_reason),
         "often": AskedRelease(dead.kill_reason, alone=True),

@@ -12,7 +12,7 @@ from holdfast.worker.supervisor.child_process import ForkTemplate
 from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildBroken,
     ChildReady,
@@ -48,7 +48,7 @@ async def test_no_more_than_its_slots(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     driver.give("abc")
     assert ids_of(child) == ["a", "b"]
-    child.answer(CallEnded(child.calls[0].number, (Returned(b"1"),)))
+    child.answer(CallsEnded([child.calls[0].number], (Returned(b"1"),)))
     assert ids_of(child) == ["a", "b", "c"]
     assert driver.listener.endings == {"a": Returned(b"1")}
 
@@ -66,7 +66,7 @@ async def test_a_batch_is_one_call(driver: PoolDriver) -> None:
     driver.give("abcd", "many")
     assert ids_of(child) == ["abc", "d"]
     endings = (Returned(b"1"), AskedRelease("x"), Returned())
-    child.answer(CallEnded(child.calls[0].number, endings))
+    child.answer(CallsEnded([child.calls[0].number], endings))
     assert driver.listener.endings == dict(zip("abc", endings, strict=True))
 
 
@@ -83,9 +83,33 @@ async def test_an_ending_counts_once(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     driver.give("a")
     number = child.calls[0].number
-    child.answer(CallEnded(number, (Returned(),)), CallEnded(number, (Returned(),)))
+    child.answer(CallsEnded([number], (Returned(),)), CallsEnded([number], (Returned(),)))
     child.die()
     assert driver.listener.endings == {"a": Returned()}
+
+
+async def test_calls_that_ended_alike_share_an_answer(driver: PoolDriver) -> None:
+    """Each job of a call gets its own ending; a call that is not known any more gets none."""
+    (child,) = await driver.start()
+    driver.give("ab")
+    child.answer(CallsEnded([call.number for call in child.calls], (Returned(b"1"),)))
+    assert driver.listener.endings == {"a": Returned(b"1"), "b": Returned(b"1")}
+    child.answer(CallsEnded([child.calls[0].number, 99], (Returned(b"2"),)))
+    assert driver.listener.endings.keys() == set("ab")
+    driver.give("cdefgh", "many")
+    endings = (Returned(b"1"), AskedRelease("x"), Returned())
+    child.answer(CallsEnded([call.number for call in child.calls[2:]], endings))
+    for ids in ("cde", "fgh"):
+        assert tuple(driver.listener.endings[id_] for id_ in ids) == endings
+
+
+async def test_a_cancelled_call_shares_an_answer_with_others(driver: PoolDriver) -> None:
+    (child,) = await driver.start()
+    asked, other = driver.give("ab")
+    driver.pool.cancel(asked)
+    child.answer(CallsEnded([asked.call, other.call], (AskedCancel("enough"),)))
+    release = AskedRelease("another job of its batch was stopped")
+    assert driver.listener.endings == {"a": release, "b": AskedCancel("enough")}
 
 
 async def test_a_single_running_job_is_the_culprit(driver: PoolDriver) -> None:
@@ -273,7 +297,7 @@ async def test_cancel_of_one_job_of_a_batch_does_not_cancel_the_others(driver: P
     (_, asked, _) = driver.give("abc", "many")
     asked.cancel_reported = True
     driver.pool.cancel(asked)
-    child.answer(CallEnded(child.calls[0].number, (AskedCancel("as told", b"out"),) * 3))
+    child.answer(CallsEnded([child.calls[0].number], (AskedCancel("as told", b"out"),) * 3))
     other = AskedRelease("another job of its batch was stopped", output=b"out")
     assert driver.listener.endings == {"a": other, "b": AskedCancel("as told", b"out"), "c": other}
 
@@ -281,7 +305,7 @@ async def test_cancel_of_one_job_of_a_batch_does_not_cancel_the_others(driver: P
 async def test_a_batch_that_cancels_itself_is_cancelled(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     driver.give("abc", "many")
-    child.answer(CallEnded(child.calls[0].number, (AskedCancel("enough"),) * 3))
+    child.answer(CallsEnded([child.calls[0].number], (AskedCancel("enough"),) * 3))
     assert set(driver.listener.endings.values()) == {AskedCancel("enough")}
 
 
@@ -306,7 +330,7 @@ async def test_jobs_that_run_alone_get_a_child_of_their_own(driver: PoolDriver) 
     assert (solo.solo, solo.setup.slots, child.calls) == (True, 1, [])
     solo.ready()
     assert ids_of(solo) == ["a"]
-    solo.answer(CallEnded(solo.calls[0].number, (Returned(),)))
+    solo.answer(CallsEnded([solo.calls[0].number], (Returned(),)))
     driver.give("b", kind="solo")
     assert ids_of(solo) == ["a", "b"]
 
@@ -323,10 +347,10 @@ async def test_culprits_come_last_and_one_solo_child_is_kept_from_them(driver: P
     for solo in solos:
         solo.ready()
     assert [ids_of(solo) for solo in solos] == [["A"], ["a"], ["b"]]
-    solos[1].answer(CallEnded(solos[1].calls[0].number, (Returned(),)))
+    solos[1].answer(CallsEnded([solos[1].calls[0].number], (Returned(),)))
     assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c"], ["b"]]
-    solos[1].answer(CallEnded(solos[1].calls[1].number, (Returned(),)))
-    solos[2].answer(CallEnded(solos[2].calls[0].number, (Returned(),)))
+    solos[1].answer(CallsEnded([solos[1].calls[1].number], (Returned(),)))
+    solos[2].answer(CallsEnded([solos[2].calls[0].number], (Returned(),)))
     assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c", "B"], ["b"]]
     driver.give("d", kind="solo")
     assert [ids_of(solo) for solo in solos] == [["A"], ["a", "c", "B"], ["b", "d"]]
@@ -344,7 +368,7 @@ async def test_a_job_that_crashes_or_times_out_alone_is_a_culprit(driver: PoolDr
         solo = await driver.newest(2)
         if not solo.calls:
             solo.ready()
-        solo.answer(CallEnded(solo.calls[-1].number, (ending,)))
+        solo.answer(CallsEnded([solo.calls[-1].number], (ending,)))
         assert driver.pool.queue.culprits == culprits
     driver.give("e", kind="solo")
     solo.run(solo.calls[-1].number)
@@ -364,7 +388,7 @@ async def test_isolated_tasks_have_a_lower_bound_than_forked_children(driver: Po
     for solo in solos:
         solo.answer(ChildReady((TaskInfo("heavy", isolated=True), TaskInfo("work"))))
     assert sorted(id_ for solo in solos for id_ in ids_of(solo)) == sorted("ABCabcde")
-    solos[0].answer(CallEnded(solos[0].calls[0].number, (Returned(),)))
+    solos[0].answer(CallsEnded([solos[0].calls[0].number], (Returned(),)))
     assert ids_of(solos[0]) == ["A", "D"]
 
 
@@ -415,7 +439,7 @@ async def test_an_idle_solo_child_is_ended(
     driver.give("a", kind="solo")
     solo = await driver.newest(2)
     solo.ready()
-    solo.answer(CallEnded(solo.calls[0].number, (Returned(),)))
+    solo.answer(CallsEnded([solo.calls[0].number], (Returned(),)))
     driver.pool.tick()
     assert solo.sent[-1] == Finish()
     solo.die(0)

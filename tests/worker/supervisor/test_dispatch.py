@@ -112,8 +112,8 @@ def test_a_lost_job_is_not_taken_to_run_alone() -> None:
 def test_a_job_whose_lease_lapsed_here_joins_no_batch() -> None:
     waiting = [held(id_, task="many") for id_ in "abc"]
     mine = queue_of(*waiting)
-    waiting[1].renewed_at -= 120
+    waiting[1].begin_before -= 120
     assert take(mine, "python") == "ac"
     assert take(mine, "python") == ""
-    waiting[1].renewed_at += 120
+    waiting[1].begin_before += 120
     assert take(mine, "python") == "b"

@@ -71,8 +71,8 @@ def test_renewed_at_a_third_of_the_lease() -> None:
 def test_the_last_part_of_a_lease_is_a_margin_for_the_start() -> None:
     (short,) = hold(HeldLeases(), a_lease(lease_ms=1_000))
     (long,) = hold(HeldLeases(), a_lease(lease_ms=30_000))
-    assert short.begin_before() == pytest.approx(100.9)
-    assert long.begin_before() == pytest.approx(129.8)
+    assert short.begin_before == pytest.approx(100.9)
+    assert long.begin_before == pytest.approx(129.8)
 
 
 def test_later_notes_add_to_earlier_ones() -> None:

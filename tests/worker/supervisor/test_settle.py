@@ -14,8 +14,8 @@ from holdfast.errors import EngineClosed, EngineUnavailable, InvalidJob, Outcome
 from holdfast.testing.clock import ManualClock
 from holdfast.worker.supervisor import settle as module
 from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases
-from holdfast.worker.supervisor.settle import Settler
-from holdfast.worker.wire import AskedCancel
+from holdfast.worker.supervisor.settle import EndedBatch, Settler
+from holdfast.worker.wire import AskedCancel, Returned
 from tests.worker.doubles import TroubledEngine, hold_new
 from tests.worker.live_workers import until
 
@@ -219,11 +219,29 @@ async def test_an_outage_in_the_middle_of_a_refused_batch(driver: SettlerDriver)
 
 async def test_a_handler_cancels_its_own_job(driver: SettlerDriver) -> None:
     (held,) = await hold_new(driver.engine, driver.held, "a")
-    driver.settler.add_endings([(held, AskedCancel("enough"))])
+    driver.settler.add_ended([EndedBatch([held], AskedCancel("enough"))])
     driver.engine.trouble["settle"] = [OutcomeUnknown("the answer was lost")]
     async with driver.running():
         await driver.settler.drain()
     assert await driver.state("a") is State.CANCELLED
+
+
+async def test_jobs_that_ended_alike_are_settled_apart(driver: SettlerDriver) -> None:
+    """A lost job, and one with a verdict already, keep what they have."""
+    helds = await hold_new(driver.engine, driver.held, *"abcd")
+    driver.held.lose(helds[1])
+    driver.settler.add(helds[2], Retry(1_000))
+    before = driver.held.active["python"]
+    driver.settler.add_ended([EndedBatch(helds, Returned(b"1", output=b"out"))])
+    assert driver.held.active["python"] == before - 2
+    assert helds[1].verdict is None
+    async with driver.running():
+        await driver.settler.drain()
+    states = [await driver.state(id_) for id_ in "abcd"]
+    assert states == [State.DONE, State.LEASED, State.WAITING, State.DONE]
+    job = await driver.engine.get("d")
+    assert job is not None
+    assert (job.result, job.output) == (b"1", b"out")
 
 
 async def test_a_late_handler_does_not_cancel_the_next_run(
@@ -233,7 +251,7 @@ async def test_a_late_handler_does_not_cancel_the_next_run(
     clock.advance(60_000)
     await reap(driver.engine)
     (other,) = await driver.engine.lease(LeaseRequest(queues=("default",), worker="other"))
-    driver.settler.add_endings([(held, AskedCancel("enough"))])
+    driver.settler.add_ended([EndedBatch([held], AskedCancel("enough"))])
     async with driver.running():
         await driver.settler.drain()
     job = await driver.engine.get("a")

@@ -11,7 +11,7 @@ from holdfast.core.verdict import Cancel, Outcome, Settlement
 from holdfast.errors import EngineUnavailable
 from holdfast.process import boot_s
 from holdfast.testing.clock import ManualClock
-from holdfast.worker.wire import AskedRelease, CallEnded
+from holdfast.worker.wire import AskedRelease, CallsEnded
 from tests.worker.doubles import TroubledEngine
 from tests.worker.live_workers import until
 from tests.worker.supervisor_driver import TASKS, SupervisorDriver
@@ -100,7 +100,7 @@ async def test_members_behind_a_retried_job_are_released_uncharged(
             case "failed":
                 driver.end(call, failed=True)
             case "released":
-                driver.child.answer(CallEnded(call.number, (AskedRelease("not now"),)))
+                driver.child.answer(CallsEnded([call.number], (AskedRelease("not now"),)))
             case _:
                 driver.child.run(call.number)
                 driver.child.die()

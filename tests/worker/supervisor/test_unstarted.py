@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.process import boot_s
 from holdfast.worker.supervisor import dispatch
-from holdfast.worker.wire import AskedCancel, CallEnded, GivenBack, Recall, Returned, TaskInfo
+from holdfast.worker.wire import AskedCancel, CallsEnded, GivenBack, Recall, Returned, TaskInfo
 from tests.worker.pool_driver import PoolDriver, ids_of
 
 pytestmark = pytest.mark.usefixtures("pool_doubles")
@@ -80,10 +80,10 @@ async def test_a_job_with_a_lapsed_lease_waits_for_its_renewal(
     """The worker was frozen: another worker may run it by now."""
     (child,) = await driver.start()
     (running, other, frozen) = driver.give("abc")
-    frozen.renewed_at -= 120
-    child.answer(*(CallEnded(call.number, (Returned(),)) for call in child.calls))
+    frozen.begin_before -= 120
+    child.answer(*(CallsEnded([call.number], (Returned(),)) for call in child.calls))
     assert len(child.calls) == 2
-    frozen.renewed_at += 120
+    frozen.begin_before += 120
     driver.pool.tick()
     assert [given.id for given in child.calls[-1].jobs] == ["c"]
     assert {running.job.id, other.job.id} == set(driver.listener.endings)
@@ -93,5 +93,5 @@ async def test_a_removed_job_is_not_dispatched(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     helds = driver.give("abc")
     assert (driver.pool.queue.remove(helds[2]), driver.pool.queue.remove(helds[0])) == (True, False)
-    child.answer(CallEnded(child.calls[0].number, (Returned(),)))
+    child.answer(CallsEnded([child.calls[0].number], (Returned(),)))
     assert ids_of(child) == ["a", "b"]

@@ -25,7 +25,7 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     Board,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildCall,
     ChildSetup,
@@ -77,6 +77,8 @@ class CallRunner(ABC):
         self._flushing = False
         self._waits_for_renewal = False
         self._unsent: list[FromChild] = []
+        self._unsent_calls = 0
+        """How many calls the unsent answers end."""
         self._notes = NoteThrottle(self._loop, self._write_soon)
 
     def receive(self, instructions: list[ToChild]) -> None:
@@ -133,6 +135,16 @@ class CallRunner(ABC):
         self._waits_for_renewal = False
         self._dispatch()
 
+    def _add_ended(self, number: int, endings: tuple[Ending, ...]) -> None:
+        """Send the endings of a call with the next frame, in one answer with the calls before it
+        if they ended alike: most return nothing."""
+        last = self._unsent[-1] if self._unsent else None
+        if type(last) is CallsEnded and last.endings is endings:
+            last.numbers.append(number)
+        else:
+            self._unsent.append(CallsEnded([number], endings))
+        self._unsent_calls += 1
+
     def _write_soon(self, answer: FromChild) -> None:
         self._unsent.append(answer)
         self._flush_later(0.0)
@@ -149,7 +161,7 @@ class CallRunner(ABC):
     def _flush(self) -> None:
         self._flushing = False
         if self._unsent:
-            answers, self._unsent = self._unsent, []
+            answers, self._unsent, self._unsent_calls = self._unsent, [], 0
             self._write(answers)
         if self._finishing and self._is_idle():
             self._finished()
@@ -223,7 +235,7 @@ class HandlerRunner(CallRunner):
         if handler is None:
             text = f"this process does not know task {call.task}"
             unknown = AskedRelease(text, _UNKNOWN_DELAY_MS)
-            self._unsent.append(CallEnded(call.number, (unknown,) * len(call.jobs)))
+            self._add_ended(call.number, (unknown,) * len(call.jobs))
             return
         attempt = self._attempt(
             handler,
@@ -336,7 +348,7 @@ class HandlerRunner(CallRunner):
             self._end(*ended.popleft())
         if self._waiting:
             self._dispatch()
-        if self._waiting and len(self._unsent) < _GATHER_MAX:
+        if self._waiting and self._unsent_calls < _GATHER_MAX:
             self._flush_later(_GATHER_S)
         else:
             self._flush()
@@ -346,7 +358,7 @@ class HandlerRunner(CallRunner):
             self._unsent += attempt.take_notes()
         if self._stopping:
             endings = tuple(map(_uncharged, endings))
-        self._unsent.append(CallEnded(attempt.number, endings))
+        self._add_ended(attempt.number, endings)
         del self._attempts[attempt.number]
 
 

@@ -29,7 +29,6 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     Board,
-    CallEnded,
     ChildCall,
     ChildSetup,
     Ending,
@@ -90,7 +89,7 @@ class CommandRunner(CallRunner):
     def _add_call(self, call: ChildCall) -> None:
         if call.task != "command":
             unknown = AskedRelease(f"this process runs commands, not task {call.task}")
-            self._unsent.append(CallEnded(call.number, (unknown,) * len(call.jobs)))
+            self._add_ended(call.number, (unknown,) * len(call.jobs))
             return
         self._waiting.append(call)
 
@@ -107,7 +106,7 @@ class CommandRunner(CallRunner):
             if call.number == number:
                 self._waiting.remove(call)
                 cancelled = AskedCancel("it was cancelled before it started")
-                self._unsent.append(CallEnded(number, (cancelled,)))
+                self._add_ended(number, (cancelled,))
                 return
 
     def _give_back(self) -> list[int]:
@@ -284,7 +283,7 @@ class CommandRunner(CallRunner):
         self._board.end(running.slot)
         self._free.append(running.slot)
         del self._running[running.call.number]
-        self._unsent.append(CallEnded(running.call.number, (ending,)))
+        self._add_ended(running.call.number, (ending,))
         self._flush_later(_GATHER_S if self._waiting else 0.0)
         self._dispatch()
 

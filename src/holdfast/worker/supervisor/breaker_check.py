@@ -30,7 +30,7 @@ from holdfast.engines.base import Engine
 from holdfast.ops.breakers import BreakerChange, BreakerRecords, StoredBreaker
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.held_leases import HeldLease
-from holdfast.worker.supervisor.settle import JobEnding
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.webhooks.webhook import host_of, is_answer
 from holdfast.worker.wire import AskedRetry, Ending, Raised, Returned, TaskInfo
 
@@ -122,13 +122,14 @@ class BreakerCheck:
         if admitted:
             self._actions.start(admitted)
 
-    def record(self, endings: Iterable[JobEnding]) -> None:
+    def record(self, ended: Iterable[EndedBatch]) -> None:
         """Count jobs that ended. An ending that the handler requested, and a failure that is the
         job's own fault, count neither for nor against the task.
         """
         if self.is_used:
-            for held, ending in endings:
-                self._record(held, ending)
+            for jobs, ending in ended:
+                for held in jobs:
+                    self._record(held, ending)
 
     def _record(self, held: HeldLease, ending: Ending) -> None:
         match ending:

@@ -31,12 +31,12 @@ from holdfast.worker.supervisor.dispatch import (
     reason_to_kill,
 )
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
-from holdfast.worker.supervisor.settle import JobEnding, ending_for_job, is_timeout
+from holdfast.worker.supervisor.settle import EndedBatch, ending_for_job, is_timeout
 from holdfast.worker.wire import (
     BUILT_IN_TASKS,
     AskedCancel,
     AskedRelease,
-    CallEnded,
+    CallsEnded,
     CancelCall,
     ChildBroken,
     ChildReady,
@@ -63,7 +63,7 @@ _FORKED_SOLOS = 7
 class ChildPoolListener(Protocol):
     """Callbacks from the child pool to the supervisor."""
 
-    def ended(self, endings: list[JobEnding]) -> None:
+    def ended(self, ended: list[EndedBatch]) -> None:
         """These jobs ended in a child."""
 
     def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
@@ -250,13 +250,11 @@ class ChildPool:
     def received(self, process: ChildProcess, answers: list[FromChild]) -> None:
         """Handle the answers of a child that arrived together."""
         child = self._children[process]
-        endings: list[JobEnding] = []
+        ended: list[EndedBatch] = []
         for answer in answers:
             match answer:
-                case CallEnded(number=number):
-                    call = child.take_back(number)
-                    if call is not None:
-                        endings += self._call_ended(child, call, answer.endings)
+                case CallsEnded(numbers=numbers, endings=endings):
+                    ended += self._calls_ended(child, child.take_back(numbers), endings)
                 case NoteUpdate(number=number, index=index):
                     call = child.calls.get(number)
                     if call is not None:
@@ -269,15 +267,14 @@ class ChildPool:
                         if note != _NO_NOTE:
                             call.held[index].add_note(note)
                 case GivenBack(numbers=numbers):
-                    calls = (child.take_back(number) for number in sorted(numbers))
-                    endings += self._put_back([call for call in calls if call is not None])
+                    ended += self._put_back(child.take_back(sorted(numbers)))
                 case ChildReady(tasks=tasks, schedules=schedules):
                     self._child_ready(child, tasks, schedules)
                 case ChildBroken(failure=failure):
                     self.broken = failure
                     self._listener.broken(failure)
-        if endings:
-            self._listener.ended(endings)
+        if ended:
+            self._listener.ended(ended)
         self.dispatch()
 
     def died(self, process: ChildProcess) -> None:
@@ -351,29 +348,38 @@ class ChildPool:
         solos = (child for child in self._living() if child.process.solo)
         return [call.held[0].job.task for child in solos for call in child.calls.values()]
 
-    def _call_ended(
-        self, child: PooledChild, call: PlacedCall, endings: tuple[Ending, ...]
-    ) -> Iterable[JobEnding]:
+    def _calls_ended(
+        self, child: PooledChild, calls: list[PlacedCall], endings: tuple[Ending, ...]
+    ) -> list[EndedBatch]:
+        """The jobs of calls that ended alike, by their place in the call."""
         if child.process.solo:
             timed_out = any(map(is_timeout, endings))
-            self.queue.record_alone(call.held[0].job.task, culprit=timed_out)
-        if call.cancelled:
-            jobs = zip(call.held, endings, strict=True)
-            return [(held, ending_for_job(held, ending)) for held, ending in jobs]
-        return zip(call.held, endings, strict=True)
+            for call in calls:
+                self.queue.record_alone(call.held[0].job.task, culprit=timed_out)
+        ended = [
+            EndedBatch([held], ending_for_job(held, ending))
+            for call in calls
+            if call.cancelled
+            for held, ending in zip(call.held, endings, strict=True)
+        ]
+        others = [call.held for call in calls if not call.cancelled]
+        if others:
+            places = zip(zip(*others, strict=True), endings, strict=True)
+            ended += [EndedBatch([*jobs], ending) for jobs, ending in places]
+        return ended
 
-    def _put_back(self, calls: list[PlacedCall]) -> list[JobEnding]:
+    def _put_back(self, calls: list[PlacedCall]) -> list[EndedBatch]:
         """Calls that have not started: another child may run them, or their jobs end here."""
-        endings: list[JobEnding] = []
+        ended: list[EndedBatch] = []
         for held in reversed([held for call in calls for held in call.held]):
             held.call = 0
             if held.cancel_reported:
-                endings.append((held, AskedCancel("it was cancelled before it started")))
+                ended.append(EndedBatch([held], AskedCancel("it was cancelled before it started")))
             elif self._closing or held.lost:
-                endings.append((held, AskedRelease("the worker is stopping")))
+                ended.append(EndedBatch([held], AskedRelease("the worker is stopping")))
             else:
                 self.queue.put_back(held)
-        return endings
+        return ended
 
     def _child_ready(self, child: PooledChild, tasks: Iterable[TaskInfo], schedules: bytes) -> None:
         """The newest child has the latest list of tasks of its kind."""

@@ -21,7 +21,7 @@ from holdfast.engines.sqs.delivery import read_delivery
 from holdfast.process import boot_s
 from holdfast.worker.supervisor.child_process import ChildProcess
 from holdfast.worker.supervisor.held_leases import RUNNER_KINDS, HeldLease, RunnerKind
-from holdfast.worker.supervisor.settle import JobEnding, ending_for_job
+from holdfast.worker.supervisor.settle import EndedBatch, ending_for_job
 from holdfast.worker.wire import (
     NO_DEADLINE_NS,
     AskedCancel,
@@ -87,7 +87,7 @@ class DispatchQueue:
             held = waiting[0]
             if held.lost:
                 waiting.popleft()
-            elif now >= held.begin_before():
+            elif now >= held.begin_before:
                 break
             else:
                 waiting.popleft()
@@ -161,7 +161,7 @@ class DispatchQueue:
         waiting = self._waiting["solo"]
         now = boot_s()
         for index, held in enumerate(waiting):
-            startable = not held.lost and now < held.begin_before()
+            startable = not held.lost and now < held.begin_before
             task = held.job.task
             if startable and task not in self.barred and (task in self.culprits) == culprit:
                 del waiting[index]
@@ -176,7 +176,7 @@ def _take_same_task(waiting: deque[HeldLease], task: str, most: int, now: float)
     while waiting and len(taken) < most:
         held = waiting.popleft()
         if not held.lost:
-            fits = held.lease.job.task == task and now < held.begin_before()
+            fits = held.lease.job.task == task and now < held.begin_before
             (taken if fits else others).append(held)
     waiting.extendleft(reversed(others))
     return taken
@@ -210,7 +210,7 @@ class PlacedCall:
             self.timeout_ms = max(self.timeout_ms, timeout_ms)
 
     def begin_before_ns(self) -> int:
-        return int(min(held.begin_before() for held in self.held) * 1e9)
+        return int(min(held.begin_before for held in self.held) * 1e9)
 
 
 class PooledChild:
@@ -261,7 +261,7 @@ class PooledChild:
             call_jobs: list[CallJob] = []
             for held in jobs:
                 held.call = number
-                begin_before = min(begin_before, held.begin_before())
+                begin_before = min(begin_before, held.begin_before)
                 lease = held.lease
                 name = lease.job.queue
                 if (queue := queues.get(name)) is None:
@@ -291,14 +291,14 @@ class PooledChild:
             default=NO_DEADLINE_NS,
         )
 
-    def take_back(self, number: int) -> PlacedCall | None:
-        """Remove a call that has ended or was given back; None if it is no longer known."""
-        call = self.calls.pop(number, None)
-        if call is not None:
-            self._ended += 1
-            if not self.calls:
-                self.idle_since = monotonic()
-        return call
+    def take_back(self, numbers: Iterable[int]) -> list[PlacedCall]:
+        """Remove calls that have ended or were given back; without those no longer known."""
+        calls = self.calls
+        taken = [call for number in numbers if (call := calls.pop(number, None)) is not None]
+        self._ended += len(taken)
+        if taken and not calls:
+            self.idle_since = monotonic()
+        return taken
 
     def measure(self, seconds: float) -> None:
         """Called at every tick: measure how many calls per second ended here recently."""
@@ -360,7 +360,7 @@ def children_to_recall(children: list[PooledChild], now: float) -> list[PooledCh
 class ChildDeath(NamedTuple):
     """The calls of a dead child, grouped by how they continue."""
 
-    ended: list[JobEnding]
+    ended: list[EndedBatch]
     """Jobs that end with the child."""
     crashed: list[HeldLease]
     """Jobs that were running when the child died on its own; if there is only one, it is the
@@ -418,14 +418,14 @@ def judge_calls(child: PooledChild) -> ChildDeath:
     """Decide for each call of a dead child whether it ended, may have killed it, or never began."""
     running = child.process.board.running()
     started = child.process.board.started
-    ended: list[JobEnding] = []
+    ended: list[EndedBatch] = []
     suspects: list[PlacedCall] = []
     unstarted: list[PlacedCall] = []
     for number, call in child.calls.items():
         if number in child.timed_out:
-            ended += [(held, Raised(child.timed_out[number])) for held in call.held]
+            ended.append(EndedBatch(call.held, Raised(child.timed_out[number])))
         elif number in running and call.forced_at is not None:
-            ended += [(held, ending_for_job(held, _FORCED)) for held in call.held]
+            ended += [EndedBatch([held], ending_for_job(held, _FORCED)) for held in call.held]
         elif number in running:
             suspects.append(call)
         elif number > started:
@@ -463,12 +463,15 @@ def crash_failure(child: PooledChild) -> Failure:
     )
 
 
-def _released(call: PlacedCall, reason: str, *, beside_timeout: bool = False) -> list[JobEnding]:
+def _released(call: PlacedCall, reason: str, *, beside_timeout: bool = False) -> list[EndedBatch]:
     """A long job that shares a process with hanging jobs would be restarted again and again, until
     its releases are used up and an attempt is counted: after a few releases it runs alone.
     """
     return [
-        (held, AskedRelease(reason, alone=beside_timeout and held.job.releases >= _RELEASES_BESIDE))
+        EndedBatch(
+            [held],
+            AskedRelease(reason, alone=beside_timeout and held.job.releases >= _RELEASES_BESIDE),
+        )
         for held in call.held
     ]
 

@@ -15,7 +15,7 @@ from holdfast.core.explain import has_room
 from holdfast.core.model import JobFilter, State
 from holdfast.core.workers import UNHEALTHY_FAILURES, UNHEALTHY_RATE
 from holdfast.engines.base import Engine
-from holdfast.worker.supervisor.settle import JobEnding
+from holdfast.worker.supervisor.settle import EndedBatch
 from holdfast.worker.wire import AskedRetry, Raised, Returned
 
 _WINDOW = 50
@@ -40,17 +40,15 @@ class OutcomeWindow:
         self._failed_at = 0.0
         self._rest_s = _REST_S_FIRST
 
-    def record(self, endings: Collection[JobEnding]) -> None:
+    def record(self, ended: Iterable[EndedBatch]) -> None:
         """Count jobs that ended in a child. Endings that a handler requested do not count."""
-        if all(type(ending) is Returned for _, ending in endings):
-            self.succeeded(*[held.lease.job.task for held, _ in endings])
-            return
-        for held, ending in endings:
+        for jobs, ending in ended:
             match ending:
                 case Returned():
-                    self.succeeded(held.lease.job.task)
+                    self.succeeded(*[held.lease.job.task for held in jobs])
                 case Raised() | AskedRetry():
-                    self.failed_at(held.lease.job.task)
+                    for held in jobs:
+                        self.failed_at(held.lease.job.task)
                 case _:
                     pass
 

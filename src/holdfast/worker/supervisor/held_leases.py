@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -47,6 +49,7 @@ class HeldLease:
     """
 
     __slots__ = (
+        "begin_before",
         "call",
         "came_at",
         "cancel_reported",
@@ -60,11 +63,20 @@ class HeldLease:
         "verdict",
     )
 
-    def __init__(self, lease: Lease, requested_at: float, kind: RunnerKind) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        requested_at: float,
+        kind: RunnerKind,
+        came_at: float | None = None,
+    ) -> None:
         self.lease: Lease = lease
         self.kind = kind
-        self.came_at: float = boot_s()
+        self.came_at: float = boot_s() if came_at is None else came_at
         self.renewed_at: float = requested_at
+        self.begin_before: float = requested_at + startable_s(lease.lease_ms)
+        """The latest start under the current lease: soon after it another worker may have the
+        job."""
         self.call: int = 0
         self.lost: bool = False
         self.cancel_reported: bool = False
@@ -82,13 +94,6 @@ class HeldLease:
         """When to renew: after a third of the lease, so that two renewals may fail."""
         return self.renewed_at + self.lease.lease_ms / part / 1000
 
-    def begin_before(self) -> float:
-        """The latest start under the current lease: soon after it another worker may have the job.
-        The last part of the lease is a margin for the time until the handler's first step.
-        """
-        lease_s = self.lease.lease_ms / 1000
-        return self.renewed_at + lease_s - min(lease_s / 10, _START_MARGIN_S_MAX)
-
     def renewed(self, lease: Lease, requested_at: float) -> None:
         """Hold the renewed lease. A dead letter keeps the task and payload of its handler."""
         job = self.lease.job
@@ -99,6 +104,7 @@ class HeldLease:
             lease = replace(lease, job=renewed)
         self.lease = lease
         self.renewed_at = requested_at
+        self.begin_before = requested_at + startable_s(lease.lease_ms)
 
     def add_note(self, note: Note) -> None:
         """Fields of the new note replace those of the old one; missing fields stay."""
@@ -113,6 +119,14 @@ class HeldLease:
             if (value := getattr(note, name)) is not None
         }
         self.note = replace(self.note, **changed)
+
+
+@lru_cache(maxsize=64)
+def startable_s(lease_ms: int) -> float:
+    """How long after its request a lease allows a start. The last part of the lease is a margin for
+    the time until the handler's first step."""
+    lease_s = lease_ms / 1000
+    return lease_s - min(lease_s / 10, _START_MARGIN_S_MAX)
 
 
 class HeldLeases:
@@ -135,11 +149,11 @@ class HeldLeases:
     def active_count(self) -> int:
         return sum(self.active.values())
 
-    def add(self, leased: Iterable[HeldLease]) -> None:
+    def add(self, leased: list[HeldLease]) -> None:
         """Hold newly leased jobs."""
-        for held in leased:
-            self._held[held] = None
-            self.active[held.kind] += 1
+        self._held.update(dict.fromkeys(leased))
+        for kind, count in Counter([held.kind for held in leased]).items():
+            self.active[kind] += count
 
     def decide(self, held: HeldLease, verdict: Verdict) -> bool:
         """Record the verdict. False if the job is lost or already has one: the first verdict
@@ -151,15 +165,23 @@ class HeldLeases:
         self.active[held.kind] -= 1
         return True
 
+    def decide_all(self, jobs: list[HeldLease], verdict: Verdict) -> None:
+        """Record the verdict of jobs of one kind, which are not lost and have none yet."""
+        for held in jobs:
+            held.verdict = verdict
+        if jobs:
+            self.active[jobs[0].kind] -= len(jobs)
+
     def lose(self, held: HeldLease) -> None:
         """The lease is gone. The job stays here until its run has ended."""
         if not held.lost and held.verdict is None:
             self.active[held.kind] -= 1
         held.lost = True
 
-    def drop(self, held: HeldLease) -> None:
-        """Forget the job: the engine has answered for it, or a lost run has ended."""
-        self._held.pop(held, None)
+    def drop(self, *jobs: HeldLease) -> None:
+        """Forget the jobs: the engine has answered for them, or a lost run has ended."""
+        for held in jobs:
+            self._held.pop(held, None)
 
     def all(self) -> list[HeldLease]:
         return list(self._held)

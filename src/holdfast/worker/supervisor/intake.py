@@ -443,7 +443,8 @@ class WorkerCapacity:
     def accept(self, leases: list[Lease], requested_at: float) -> list[HeldLease]:
         """Hold these leases; returns the jobs that may start, without those that wait for another
         of their group."""
-        leased = [HeldLease(lease, requested_at, self._kind_of(lease.job)) for lease in leases]
+        now = boot_s()
+        leased = [HeldLease(lease, requested_at, self._kind_of(lease.job), now) for lease in leases]
         self._held.add(leased)
         kinds = Counter([held.kind for held in leased])
         for kind, share in self._shares.items():

@@ -12,7 +12,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from holdfast.core.model import (
     Queue,
     Reason,
 )
+from holdfast.core.retry_policy import after_success
 from holdfast.core.text import counted
 from holdfast.core.verdict import (
     Bury,
@@ -55,11 +56,16 @@ from holdfast.worker.wire import (
 
 _log = logging.getLogger("holdfast.worker")
 
-JobEnding: TypeAlias = tuple[HeldLease, Ending]
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _BATCH = bounds.BATCH_MAX
-_DONE = Complete()
 _LINE_MAX = 1_000
+
+
+class EndedBatch(NamedTuple):
+    """Jobs that ended alike in one child."""
+
+    held: list[HeldLease]
+    ending: Ending
 
 
 class Settler:
@@ -92,24 +98,27 @@ class Settler:
         """Verdicts that the engine has not answered for."""
         return len(self._pending) + self._under_way
 
-    def add_endings(self, endings: Iterable[JobEnding]) -> None:
+    def add_ended(self, ended: Iterable[EndedBatch]) -> None:
         """Decide the verdicts of jobs that ended in a child."""
-        for held, ending in endings:
-            if held.lost or held.verdict is not None:
-                continue
-            if ending.output is not None:
-                held.add_note(Note(output=ending.output[-bounds.OUTPUT_MAX :]))
-            if type(ending) is Returned and ending.result is None and not ending.then:
-                # Most jobs end like this.
-                verdict: Verdict = _DONE
+        for held_jobs, ending in ended:
+            jobs = [held for held in held_jobs if held.verdict is None and not held.lost]
+            if (note := note_of(ending)) is not None:
+                for held in jobs:
+                    held.add_note(note)
+            if type(ending) is Returned:
+                # The same for all of them, unlike that on a failure.
+                self._held.decide_all(jobs, after_success(ending.result, ending.then))
+                self._pending += jobs
             else:
-                job = held.lease.job
-                verdict = verdict_on(ending, self._queue_of(job.queue), job, random.random())
-                if type(ending) is AskedCancel and not held.lease.cancel_requested:
-                    self._cancels.add(job.id)
-            self._held.decide(held, verdict)
-            self._pending.append(held)
+                self._add_failed(jobs, ending)
         self._wake.set()
+
+    def _add_failed(self, jobs: list[HeldLease], ending: Ending) -> None:
+        for held in jobs:
+            job = held.lease.job
+            if type(ending) is AskedCancel and not held.lease.cancel_requested:
+                self._cancels.add(job.id)
+            self.add(held, verdict_on(ending, self._queue_of(job.queue), job, random.random()))
 
     def add(self, held: HeldLease, verdict: Verdict) -> None:
         """Settle a job with this verdict, unless it is lost or already has one. From now on the
@@ -160,7 +169,7 @@ class Settler:
         for held in batch if self._cancels else ():
             if held.job.id in self._cancels:
                 await self._request_cancel(held)
-        settlements = [self._settlement(held) for held in batch]
+        settlements = self._settlements(batch)
         try:
             outcomes = await self._engine.settle(settlements)
         except OutcomeUnknown as error:
@@ -185,22 +194,30 @@ class Settler:
             return self._refused(batch[0], str(error))
         return self._conclude(batch, settlements, outcomes)
 
-    def _settlement(self, held: HeldLease) -> Settlement:
-        """The verdict, without results and notes if the engine stores none: the job is done all the
-        same."""
-        verdict, traits = held.verdict, self._traits
-        assert verdict is not None
-        note = held.note if traits.notes else None
-        if traits.notes and (held.output is not None or held.job.attempt > 1):
-            verdict, note = keep_output(verdict, note, held.output, held.job)
-        if not traits.results and type(verdict) is Complete and verdict.result is not None:
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "the %s engine stores no results: those of tasks are dropped", traits.name
-                )
-            verdict = replace(verdict, result=None)
-        return Settlement(lease=held.lease, verdict=verdict, note=note)
+    def _settlements(self, batch: list[HeldLease]) -> list[Settlement]:
+        """The verdicts, without results and notes if the engine stores none: the jobs are done all
+        the same."""
+        stores_notes, stores_results = self._traits.notes, self._traits.results
+        settlements: list[Settlement] = []
+        for held in batch:
+            lease, verdict, note = held.lease, held.verdict, held.note
+            assert verdict is not None
+            if not stores_notes:
+                note = None
+            elif held.output is not None or lease.job.attempt > 1:
+                verdict, note = keep_output(verdict, note, held.output, lease.job)
+            if not stores_results and type(verdict) is Complete and verdict.result is not None:
+                verdict = self._without_result(verdict)
+            settlements.append(Settlement(lease=lease, verdict=verdict, note=note))
+        return settlements
+
+    def _without_result(self, verdict: Complete) -> Complete:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the %s engine stores no results: those of tasks are dropped", self._traits.name
+            )
+        return replace(verdict, result=None)
 
     def _conclude(
         self, batch: list[HeldLease], settlements: list[Settlement], outcomes: list[Outcome]
@@ -232,8 +249,7 @@ class Settler:
         self._pending.append(held)
 
     def _drop(self, over: list[HeldLease]) -> None:
-        for held in over:
-            self._held.drop(held)
+        self._held.drop(*over)
         if over:
             self._settled(over)
 
@@ -259,7 +275,7 @@ class JobLog:
         """Write the lines of jobs that the engine has answered for."""
         self.flush()
         for held in jobs:
-            if isinstance(held.verdict, Bury) and not held.lost:
+            if type(held.verdict) is Bury and not held.lost:
                 continue
             if self._written < self.LINES_MAX:
                 self._written += 1
@@ -339,7 +355,7 @@ def verdict_on(ending: Ending, queue: Queue, job: Job, draw: float) -> Verdict:
     jitter of a retry."""
     match ending:
         case Returned(result=result, then=then):
-            return retry_policy.after_success(result, then)
+            return after_success(result, then)
         case Raised(failure=failure, fatal=True):
             return Bury(Reason.REJECTED, failure)
         case Raised(failure=failure):

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import socket
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import monotonic
@@ -63,7 +62,7 @@ from holdfast.worker.supervisor.intake import (
     WorkerCapacity,
 )
 from holdfast.worker.supervisor.registration import Registration, start_ticks
-from holdfast.worker.supervisor.settle import JobEnding, JobLog, Settler, after_death
+from holdfast.worker.supervisor.settle import EndedBatch, JobLog, Settler, after_death
 from holdfast.worker.wire import BUILT_IN_TASKS, TaskInfo
 
 _log = logging.getLogger("holdfast.worker")
@@ -209,21 +208,25 @@ class Supervisor:
         self._draining.set()
         self._ending.set()
 
-    def ended(self, endings: list[JobEnding]) -> None:
+    def ended(self, ended: list[EndedBatch]) -> None:
         """These jobs ended in a child: settle them, and lease as many others."""
-        if any(held.lost for held, _ in endings):
-            for held, _ in endings:
-                if held.lost:
-                    self._held.drop(held)
+        lost = [held for jobs, _ in ended for held in jobs if held.lost]
+        if lost:
+            self._held.drop(*lost)
             self._intake.wake()
-            endings = [(held, ending) for held, ending in endings if not held.lost]
-        self._settler.add_endings(endings)
-        self._outcomes.record(endings)
+            held_still = ([held for held in jobs if not held.lost] for jobs, _ in ended)
+            ended = [
+                EndedBatch(jobs, each.ending)
+                for jobs, each in zip(held_still, ended, strict=True)
+                if jobs
+            ]
+        self._settler.add_ended(ended)
+        self._outcomes.record(ended)
         if self._breakers.is_used:
-            self._breakers.record(endings)
-        for kind, count in Counter([held.kind for held, _ in endings]).items():
-            self._capacity.ended(kind, count)
-            self._intake.freed(kind)
+            self._breakers.record(ended)
+        for jobs, _ in ended:
+            self._capacity.ended(jobs[0].kind, len(jobs))
+            self._intake.freed(jobs[0].kind)
 
     def crashed(self, jobs: list[HeldLease], failure: Failure) -> None:
         """A child died while these jobs ran in it."""
