@@ -196,10 +196,10 @@ _TABLE = (
     _worker(
         "worker-prefetch",
         "number",
-        "1000",
+        "4000",
         "Maximum number of jobs that a worker leases ahead.",
         0,
-        1_000,
+        10_000,
     ),
     _worker(
         "worker-grace",

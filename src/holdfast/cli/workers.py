@@ -134,7 +134,7 @@ class WorkerFlags:
     ] = None
     prefetch: Annotated[
         int | None,
-        option("N", "Lease at most this many jobs ahead of those that run. [default: 1000]"),
+        option("N", "Lease at most this many jobs ahead of those that run. [default: 4000]"),
     ] = None
     grace: Annotated[
         str | None,

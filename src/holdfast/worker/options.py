@@ -51,7 +51,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Child processes; by default one for each core."""
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     """Jobs that each child runs at the same time; by default 16, and one command."""
-    prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    prefetch: Annotated[int, msgspec.Meta(ge=0)] = 4000
     """Jobs leased ahead of free slots, at most."""
     grace_ms: Annotated[int, msgspec.Meta(ge=0)] = 30_000
     """How long a stop waits for running jobs."""
