@@ -34,13 +34,15 @@ SCAN_STEP_MAX = 20_000
 RESTORE_MAX = 20_000
 """Jobs restored from expiry in one call after the wall clock was set back."""
 
-# The columns that leasing does not overwrite.
+# The columns that leasing does not overwrite; those that few jobs set are last.
 FIELDS = (
-    "seq, queue, parts, rank, due_at, expires_at, attempt, crashes, releases, version,"
-    " created_at, cancel, lease_ms, reason, id, task, key, tenant, grp, extra, payload"
+    "seq, queue, id, task, payload, rank, due_at, attempt, version, created_at, lease_ms, tenant,"
+    " grp, expires_at, crashes, releases, cancel, reason, key, extra, parts"
 )
-SEQ, QUEUE, PARTS, RANK, DUE_AT, EXPIRES_AT, ATTEMPT, CRASHES, RELEASES, VERSION = range(10)
-CREATED_AT, CANCEL, LEASE_MS, REASON, ID, TASK, KEY, TENANT, GROUP, EXTRA, PAYLOAD = range(10, 21)
+SEQ, QUEUE, ID, TASK, PAYLOAD, RANK, DUE_AT, ATTEMPT, VERSION, CREATED_AT, LEASE_MS = range(11)
+TENANT, GROUP, EXPIRES_AT, CRASHES, RELEASES, CANCEL, REASON, KEY, EXTRA, PARTS = range(11, 21)
+_RARE = slice(EXPIRES_AT, PARTS + 1)
+_NOTHING_RARE = (None, 0, 0, 0, None, None, None, 0)
 _ORDER = "ORDER BY rank, due_at, place"
 _TAKE = f"SELECT {FIELDS} {READY} AND rank > ? {_ORDER}"
 _TAKE_FROM = f"SELECT {FIELDS} {READY} AND (rank, due_at, place) >= (?, ?, ?) {_ORDER}"
@@ -291,6 +293,7 @@ UPDATE hf_jobs SET state = 1, holds = 0, attempt = attempt + 1, version = versio
   deadline = ? + coalesce(?, lease_ms, ?), leased_at = ?, worker = ?
 WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0
 """
+_LEASED = State.LEASED
 _DAMAGE = apsw.CorruptError("waiting jobs in an index are not in the table")
 
 
@@ -338,53 +341,56 @@ class LeaseBatch:
         if transaction.changes() != len(found):
             # No other process can write now, so the index and the table disagree.
             raise _DAMAGE
-        self.leases += [self._lease(row, queue_row) for row in found]
+        self._add_leases(found, queue_row)
 
-    def _lease(self, row: Row, queue_row: QueueRow) -> Lease:
-        """The lease of a row as `_WRITE` left it."""
-        transaction, token = self._transaction, self._token
-        lease_ms = self._request.lease_ms
-        if lease_ms is None:
-            lease_ms = row[LEASE_MS] or queue_row.settings.lease_ms
-        extra = rows.NO_EXTRA if row[EXTRA] is None else rows.decode_extra(row[EXTRA])
-        job = Job(
-            id=row[ID],
-            task=row[TASK],
-            queue=queue_row.settings.name,
-            payload=row[PAYLOAD]
-            if row[PAYLOAD] is not None
-            else rows.large_payload(transaction, row[SEQ]),
-            content_type=extra.content_type,
-            priority=-row[RANK],
-            state=State.LEASED,
-            seq=row[SEQ],
-            version=row[VERSION] + 1,
-            attempt=row[ATTEMPT] + 1,
-            crashes=row[CRASHES],
-            releases=row[RELEASES],
-            created_at=row[CREATED_AT],
-            due_at=row[DUE_AT],
-            expires_at=row[EXPIRES_AT],
-            leased_at=transaction.now,
-            deadline_at=transaction.now + lease_ms,
-            token=token,
-            worker=self._worker,
-            cancel_requested=row[CANCEL] != 0,
-            reason=None if row[REASON] is None else rows.reason_of(row[REASON]),
-            redrives=extra.redrives,
-            key=row[KEY],
-            tenant=row[TENANT],
-            group=row[GROUP],
-            labels=extra.labels,
-            headers=extra.headers,
-            overrides=extra.overrides,
-            after_on=extra.after_on,
-            parent_death=extra.parent_death,
-            origin=extra.origin,
-        )
-        if row[PARTS]:
-            job = rows.with_checkpoint(transaction, row[SEQ], row[PARTS], job)
-        return Lease(job=job, token=token, lease_ms=lease_ms)
+    def _add_leases(self, found: list[Row], queue_row: QueueRow) -> None:
+        """Add the leases of rows as `_WRITE` left them."""
+        transaction, token, worker = self._transaction, self._token, self._worker
+        now, queue = transaction.now, queue_row.settings.name
+        for row in found:
+            (
+                seq, _, id_, task, payload, rank, due_at, attempt, version, created_at, own_ms,
+                tenant, group,
+            ) = row[:EXPIRES_AT]  # fmt: skip
+            lease_ms = self._request.lease_ms
+            if lease_ms is None:
+                lease_ms = own_ms or queue_row.settings.lease_ms
+            if payload is None:
+                payload = rows.large_payload(transaction, seq)
+            # Only the fields that most jobs have: each one that is named takes time.
+            job = Job(
+                id=id_, task=task, queue=queue, payload=payload, priority=-rank, state=_LEASED,
+                seq=seq, version=version + 1, attempt=attempt + 1, created_at=created_at,
+                due_at=due_at, leased_at=now, deadline_at=now + lease_ms, token=token,
+                worker=worker, tenant=tenant, group=group,
+            )  # fmt: skip
+            if row[_RARE] != _NOTHING_RARE:
+                job = _with_rare_fields(transaction, job, row)
+            self.leases.append(Lease(job=job, token=token, lease_ms=lease_ms))
+
+
+def _with_rare_fields(transaction: Transaction, job: Job, row: Row) -> Job:
+    """The job with the fields that few jobs set."""
+    expires_at, crashes, releases, cancel, reason, key, extra_json, parts = row[_RARE]
+    extra = rows.NO_EXTRA if extra_json is None else rows.decode_extra(extra_json)
+    job = msgspec.structs.replace(
+        job,
+        expires_at=expires_at,
+        crashes=crashes,
+        releases=releases,
+        cancel_requested=cancel != 0,
+        reason=rows.reason_of(reason),
+        key=key,
+        content_type=extra.content_type,
+        redrives=extra.redrives,
+        labels=extra.labels,
+        headers=extra.headers,
+        overrides=extra.overrides,
+        after_on=extra.after_on,
+        parent_death=extra.parent_death,
+        origin=extra.origin,
+    )
+    return rows.with_checkpoint(transaction, job.seq, parts, job) if parts else job
 
 
 _BY_ID = f"SELECT {FIELDS}, flow, lane, holds FROM hf_jobs WHERE id = ? AND ns = ? AND state = 0"
