@@ -225,7 +225,7 @@ class PostgresEngine:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Outcome]:
         checks.check_batch(len(settlements))
         outcomes = await self._run(settle.settle, settlements)
-        if may_make_due(settlements) or any(map(self._may_free_others, settlements)):
+        if may_make_due(settlements) or self._may_free_others(settlements):
             self._bell.announce()
         return outcomes
 
@@ -400,10 +400,10 @@ class PostgresEngine:
         while await self._run(lanes.relane_step, number):
             pass
 
-    def _may_free_others(self, settlement: Settlement) -> bool:
-        """Whether the end of this lease may let other jobs start."""
-        job = settlement.lease.job
-        return job.group is not None or job.queue in self._laned
+    def _may_free_others(self, settlements: Sequence[Settlement]) -> bool:
+        """Whether the end of these leases may let other jobs start."""
+        jobs = [settlement.lease.job for settlement in settlements]
+        return any(job.group is not None or job.queue in self._laned for job in jobs)
 
     async def _read(self, call: Callable[..., Script[T]], *arguments: object) -> T:
         pool, context = self._opened()

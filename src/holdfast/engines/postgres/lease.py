@@ -32,7 +32,7 @@ _queue_of, _line_order, _dead_order = itemgetter(3), itemgetter(6, 10, 2), itemg
 
 def can_exist(lease: Lease) -> bool:
     """Whether id and token are valid values; other leases are not sent to the database."""
-    return bool(bounds.JOB_ID.match(lease.id)) and 0 <= lease.token < 2**63
+    return 0 <= lease.token < 2**63 and bounds.JOB_ID.match(lease.job.id) is not None
 
 
 def lease(context: CallContext, request: LeaseRequest) -> Script[list[Lease] | int]:

@@ -6,6 +6,7 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from holdfast.core import bounds, checks, lifecycle
@@ -56,13 +57,15 @@ def settle(context: CallContext, settlements: Sequence[Settlement]) -> Script[li
     """Apply verdicts to leases that are still valid; returns an outcome for each, in the order
     given.
     """
-    ids = {settlement.lease.id for settlement in settlements}
+    ids = {settlement.lease.job.id for settlement in settlements}
     if (
         len(ids) == len(settlements)
         and all(map(_is_plain, settlements))
         and sum(map(_result_bytes, settlements)) <= STATEMENT_BYTES_MAX
     ):
         done = yield from _complete(context, sorted(settlements, key=_lock_order))
+        if len(done) == len(ids):
+            return [Outcome.SETTLED] * len(settlements)
         # As in `lifecycle.judge`: a completion is settled if the job is done under this token.
         return [
             Outcome.SETTLED if settlement.lease.id in done else Outcome.LOST
@@ -71,9 +74,8 @@ def settle(context: CallContext, settlements: Sequence[Settlement]) -> Script[li
     return (yield from _settle_carefully(context, settlements))
 
 
-def _lock_order(settlement: Settlement) -> tuple[int, str]:
-    """Job rows are locked in the order of seq."""
-    return settlement.lease.job.seq, settlement.lease.id
+_lock_order = attrgetter("lease.job.seq", "lease.job.id")
+"""Job rows are locked in the order of seq."""
 
 
 def _is_plain(settlement: Settlement) -> bool:
@@ -81,7 +83,7 @@ def _is_plain(settlement: Settlement) -> bool:
     which is deleted."""
     verdict = settlement.verdict
     return (
-        isinstance(verdict, Complete)
+        type(verdict) is Complete
         and settlement.lease.job.reason is None
         and not verdict.then
         and settlement.note is None
@@ -92,7 +94,7 @@ def _is_plain(settlement: Settlement) -> bool:
 
 def _result_bytes(settlement: Settlement) -> int:
     verdict = settlement.verdict
-    return len(verdict.result or b"") if isinstance(verdict, Complete) else 0
+    return len(verdict.result or b"") if type(verdict) is Complete else 0
 
 
 def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Collection[str]]:
@@ -105,9 +107,12 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
         names = None if effects.locks else sorted(_sources(ordered))
         return (yield from _complete_locked(context, ordered, names))
     effects.is_cautious = True
-    plain = [settlement for settlement in ordered if not _has_flow(context, settlement)]
-    left = [settlement for settlement in ordered if _has_flow(context, settlement)]
-    done = {settlement.lease.id for settlement in plain}
+    flowing = effects.laned | effects.flowing
+    plain: list[Settlement] = []
+    left: list[Settlement] = []
+    for settlement in ordered:
+        (left if _has_flow(flowing, settlement) else plain).append(settlement)
+    done = {settlement.lease.job.id for settlement in plain}
     if plain:
         found = only_value(
             (yield Statement(_COMPLETE, _complete_values(context, plain), alone=True))
@@ -160,12 +165,11 @@ def _complete_flow(context: CallContext, left: Sequence[Settlement]) -> Script[C
     return done
 
 
-def _has_flow(context: CallContext, settlement: Settlement) -> bool:
-    """Whether the job seems to have flow control; only the database knows."""
+def _has_flow(flowing: Collection[str], settlement: Settlement) -> bool:
+    """Whether the job seems to have flow control, as jobs of these queues do; only the database
+    knows."""
     job = settlement.lease.job
-    hints = context.effects
-    known = job.queue in hints.laned or job.queue in hints.flowing
-    return known or job.group is not None or bool(job.after)
+    return job.group is not None or job.queue in flowing or bool(job.after)
 
 
 def _is_light(context: CallContext, settlement: Settlement) -> bool:
@@ -203,10 +207,10 @@ def _remember_flow(
 
 def _complete_values(context: CallContext, settlements: Sequence[Settlement]) -> tuple[Any, ...]:
     verdicts = [settlement.verdict for settlement in settlements]
-    results = [verdict.result for verdict in verdicts if isinstance(verdict, Complete)]
+    results = [verdict.result for verdict in verdicts if type(verdict) is Complete]
     return (
         context.ns, context.given_ms,
-        [settlement.lease.id for settlement in settlements],
+        [settlement.lease.job.id for settlement in settlements],
         [settlement.lease.token for settlement in settlements],
         results if any(result is not None for result in results) else [],
     )  # fmt: skip
