@@ -48,7 +48,7 @@ class Script:
         return [said.verb for said in self.heard]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._meet, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -61,12 +61,14 @@ class Script:
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    # Not a coroutine: it knows a connection as soon as there is one, so that `stop` ends it.
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.create_task(self._meet(reader, writer))
         self._under_way[task] = writer
         task.add_done_callback(self._under_way.pop)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while not writer.is_closing():
                 await self._attend(reader, writer)

@@ -36,6 +36,7 @@ from tests.engines.scripted_server import (
     words,
     wrong,
 )
+from tests.stream_server import stream_server
 
 SLEEP = asyncio.sleep
 NEW = [Receipt(id="a", status=Status.NEW)]
@@ -369,11 +370,9 @@ async def _saying(answer: bytes) -> AsyncIterator[int]:
     async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(answer)
-        writer.close()
 
-    server = await asyncio.start_server(tell, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with stream_server(tell) as port:
+        yield port
 
 
 async def test_another_version_is_distinguished_from_another_server() -> None:

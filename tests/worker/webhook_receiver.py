@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.stream_server import stream_server
+
 CERTIFICATE = Path(__file__).with_name("hooks.example.pem")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -29,20 +31,9 @@ class Receiver:
         self.connections = 0
         self.port = 0
         self.hung_up = asyncio.Event()
-        self.serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self.serving.add(task)
-        task.add_done_callback(self.serving.discard)
-        try:
-            await self._serve(reader, writer)
-        finally:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             self.got.append(await read_request(reader))
             if self.talk is not None:
@@ -71,15 +62,5 @@ async def receiving(
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(CERTIFICATE)
-    server = await asyncio.start_server(receiver.serve, host, port, ssl=context)
-    receiver.port = server.sockets[0].getsockname()[1]
-    try:
+    async with stream_server(receiver.serve, host, port, context=context) as receiver.port:
         yield receiver
-    finally:
-        server.close()
-        serving = list(receiver.serving)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
-        # A transport that was given up is let go of in the next turn.
-        await asyncio.sleep(0)

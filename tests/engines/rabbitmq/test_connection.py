@@ -21,6 +21,7 @@ from holdfast.errors import ConfigError, EngineUnavailable
 from tests.certificates import self_signed
 from tests.engines.postgres.until import until
 from tests.engines.rabbitmq.conftest import Bench, BrokerProxy, until_true
+from tests.stream_server import stream_server
 
 OWN = "worker.w1"
 
@@ -42,10 +43,8 @@ async def test_a_port_of_something_else_is_named() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with stream_server(answer) as port:
         with pytest.raises(EngineUnavailable, match="its answer is not AMQP: check the port"):
             await dial(RabbitTarget.parse(f"amqp://127.0.0.1:{port}"))
     with pytest.raises(EngineUnavailable, match=r"cannot be reached: Connection refused\Z"):

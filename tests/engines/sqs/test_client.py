@@ -29,6 +29,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
 )
+from tests.stream_server import stream_server
 
 pytestmark = pytest.mark.anyio
 
@@ -383,12 +384,9 @@ async def test_a_reply_that_was_cut_is_lost_and_not_empty(
         length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         writer.write(b"HTTP/1.1 200 OK\r\n" + kind + length + sent)
         await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    client = SqsClient("us-east-1", endpoint=f"http://127.0.0.1:{port}")
-    async with server:
+    async with stream_server(answer) as port:
+        client = SqsClient("us-east-1", endpoint=f"http://127.0.0.1:{port}")
         await client.open()
         assert await client.attributes("u") == {"VisibilityTimeout": "30"}
         await client.close()
