@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 from holdfast.cli import main
 from holdfast.core.model import NewJob, Receipt, Status
-from holdfast.engines.sqlite import SQLiteEngine
+from holdfast.engines.sqlite import enqueue
+from holdfast.engines.sqlite.transaction import Transaction
 
-enqueue = SQLiteEngine.enqueue
+write = enqueue.enqueue
 
 
-async def losing_enqueue(engine: SQLiteEngine, jobs: Sequence[NewJob]) -> list[Receipt]:
+def losing_enqueue(transaction: Transaction, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Acknowledge the first job of a batch without storing it."""
-    kept = await enqueue(engine, jobs[1:])
-    return [Receipt(id=jobs[0].id, status=Status.NEW), *kept]
+    stored = write(transaction, jobs[1:])
+    return [Receipt(id=jobs[0].id, status=Status.NEW), *stored]
 
 
 if __name__ == "__main__":
-    setattr(SQLiteEngine, "enqueue", losing_enqueue)  # noqa: B010 (mypy forbids it)
+    setattr(enqueue, "enqueue", losing_enqueue)  # noqa: B010 (mypy forbids it)
     sys.argv[0] = "holdfast"
     main()
