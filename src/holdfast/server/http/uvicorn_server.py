@@ -49,6 +49,8 @@ class UvicornServer(uvicorn.Server):
             )
         super().__init__(self._uvicorn_config(application))
         self.at_once: Final = asyncio.Event()
+        self._dated_s = 0
+        """The second of the date in the headers."""
 
     def _uvicorn_config(self, application: Any) -> uvicorn.Config:
         settings = self._server.settings
@@ -86,6 +88,13 @@ class UvicornServer(uvicorn.Server):
             await self.shutdown([listening])
         finally:
             checks.cancel()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Keep the date in the headers right: uvicorn renews it every ten ticks, which take much
+        longer than a second on a busy machine, and clients correct their clocks by it."""
+        now_s = int(time.time())
+        is_old, self._dated_s = now_s != self._dated_s, now_s
+        return await super().on_tick(0 if is_old else 1)
 
     def on_signal(self) -> None:
         """The first signal stops the server within its grace period, the second at once."""
