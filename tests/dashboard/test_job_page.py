@@ -2,12 +2,10 @@
 
 import asyncio
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 import msgspec
-import pytest
 from playwright.async_api import expect
 
 from holdfast.app.application import Holdfast
@@ -18,6 +16,7 @@ from tests.cli.program import command, environment
 from tests.dashboard import sample_data
 from tests.dashboard.conftest import Site, new_token, one_store, sign_in
 from tests.dashboard.viewer import TIMEOUT_MS, Viewer
+from tests.docs.curl import curl
 
 
 async def job_of(app: Holdfast, id_: str) -> Job:
@@ -156,21 +155,28 @@ async def copied(viewer: Viewer, label: str) -> str:
 
 
 def output_of(line: list[str], folder: Path, **variables: str) -> bytes:
-    """What a program prints that a person starts."""
+    """Start a program as a person does, and return its output."""
     ran = subprocess.run(
         line, cwd=folder, env=environment(**variables), capture_output=True, check=True
     )
     return ran.stdout
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def pasted(line: str, folder: Path, **variables: str) -> bytes:
+    """The answer to a copied curl command, with the words that a shell makes of it."""
+    words = output_of(["sh", "-c", f"printf '%s\\0' {line}"], folder, **variables)
+    name, *arguments = words.decode().split("\0")[:-1]
+    assert name == "curl"
+    return curl(arguments, "http://127.0.0.1:7433", None).encode()
+
+
 @one_store
 async def test_what_is_copied_can_be_pasted(dashboard: Viewer, site: Site, tmp_path: Path) -> None:
     await dashboard.go(f"#/jobs/{sample_data.DEAD}", shows="text=Edit and put back…")
     await dashboard.page.locator(".page-head").get_by_role("button", name="Copy").click()
     line = await copied(dashboard, "Copy as curl")
     # Without a token, as the browser itself.
-    shown = output_of(["bash", "-c", line], tmp_path)
+    shown = pasted(line, tmp_path)
     assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
     words = shlex.split(await copied(dashboard, "Copy as command"))
     assert words[:3] == ["holdfast", "job", "show"]
@@ -179,7 +185,6 @@ async def test_what_is_copied_can_be_pasted(dashboard: Viewer, site: Site, tmp_p
     assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @one_store
 async def test_who_signed_in_copies_a_call_that_needs_a_token(
     viewer: Viewer, guarded: Site, app: Holdfast, tmp_path: Path
@@ -192,7 +197,7 @@ async def test_who_signed_in_copies_a_call_that_needs_a_token(
     await viewer.page.locator(".page-head").get_by_role("button", name="Copy").click()
     line = await copied(viewer, "Copy as curl")
     assert token not in line
-    shown = output_of(["bash", "-c", line], tmp_path, HOLDFAST_TOKEN=token)
+    shown = pasted(line, tmp_path, HOLDFAST_TOKEN=token)
     assert msgspec.json.decode(shown)["id"] == sample_data.DEAD
 
 

@@ -215,7 +215,7 @@ async def test_filters_are_completed(dashboard: Viewer, app: Holdfast, queue: st
     await dashboard.page.get_by_label("Filter the jobs").last.fill("label:eu")
     await dashboard.page.keyboard.press("Enter")
     await dashboard.sees("text=label: NAME=VALUE")
-    # What every object of JavaScript has is no filter, but a text to search for.
+    # Members of every object of JavaScript are no filters, but texts to search for.
     await dashboard.page.get_by_label("Filter the jobs").last.fill("constructor:x")
     await dashboard.page.keyboard.press("Enter")
     await dashboard.sees(".chip:has-text('constructor:x')")

@@ -222,7 +222,7 @@ async def _enqueue_many(file: int, given: JobLine, flags: EnqueueFlags, common: 
 
 
 def _unknown_queue(text: str) -> str:
-    """What to do about a queue that does not exist, or about the worker whose queue it is."""
+    """The error about a queue that does not exist, or about the worker whose queue it is."""
     worker = re.match(rf"queue {re.escape(QUEUE_PREFIX)}(\S+) does not exist", text)
     return str(unknown_worker(worker[1])) if worker else with_create_command(text)
 

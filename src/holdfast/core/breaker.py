@@ -132,6 +132,12 @@ def may_probe(record: BreakerRecord, age_ms: int) -> bool:
             return False
 
 
+def remedy(*, is_probed: bool) -> str:
+    """What a person can do about an open breaker. One that a person opened is not probed."""
+    wait = "wait for the next probe, or " if is_probed else ""
+    return f"{wait}close it if the cause is fixed"
+
+
 def probing(record: BreakerRecord, worker: str) -> BreakerRecord:
     """Half open: this worker runs the probe."""
     return replace(record, state=BreakerState.HALF_OPEN, prober=worker)

@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core import failures, lifecycle, retry_policy
+from holdfast.core import breaker, failures, lifecycle, retry_policy
 from holdfast.core.fairness import TenantView
 from holdfast.core.limits import Slot
 from holdfast.core.model import Event, EventKind, Job, Queue, Reason, State, Waits
@@ -139,12 +139,10 @@ def _is_held(facts: Facts) -> bool:
 
 
 def _of_the_breaker(facts: Facts) -> Cause:
-    # One that a person opened is not probed.
-    wait = "wait for the next probe, or " if facts.breaker_at is not None else ""
     return Cause(
         code="breaker_open",
         text=facts.breaker,
-        remedy=f"{wait}close it if the cause is fixed",
+        remedy=breaker.remedy(is_probed=facts.breaker_at is not None),
         command=f"breaker close {facts.breaker_key}",
         at=facts.breaker_at,
     )

@@ -224,14 +224,12 @@ def _of_partition(view: PartitionView) -> Attention:
 
 
 def _of_breaker(name: str, stored: StoredBreaker) -> Attention:
-    # One that a person opened is not probed.
-    wait = "" if stored.record.by else "wait for the next probe, or "
     return Attention(
         kind="breaker_open",
         severity="warn",
         text=_short(breakers.describe(stored.record, breakers.title(name))),
         name=name,
-        remedy=f"{wait}close it if the cause is fixed",
+        remedy=breakers.remedy(is_probed=not stored.record.by),
         command=f"breaker close {shlex.quote(name)}",
         act=_post(f"/v1/breakers/{quote(name, safe='')}/close", "Close"),
     )

@@ -74,7 +74,7 @@ class HeldLease:
         self.kind = kind
         self.came_at: float = boot_s() if came_at is None else came_at
         self.renewed_at: float = requested_at
-        self.begin_before: float = requested_at + startable_s(lease.lease_ms)
+        self.begin_before: float = requested_at + _startable_s(lease.lease_ms)
         """The latest start under the current lease: soon after it another worker may have the
         job."""
         self.call: int = 0
@@ -104,7 +104,7 @@ class HeldLease:
             lease = replace(lease, job=renewed)
         self.lease = lease
         self.renewed_at = requested_at
-        self.begin_before = requested_at + startable_s(lease.lease_ms)
+        self.begin_before = requested_at + _startable_s(lease.lease_ms)
 
     def add_note(self, note: Note) -> None:
         """Fields of the new note replace those of the old one; missing fields stay."""
@@ -122,7 +122,7 @@ class HeldLease:
 
 
 @lru_cache(maxsize=64)
-def startable_s(lease_ms: int) -> float:
+def _startable_s(lease_ms: int) -> float:
     """How long after its request a lease allows a start. The last part of the lease is a margin for
     the time until the handler's first step."""
     lease_s = lease_ms / 1000

@@ -43,6 +43,7 @@ _log = logging.getLogger("holdfast.worker")
 _WAIT_MS_MIN, _WAIT_MS = 100, 5 * bounds.SECOND_MS
 _PAUSE_S_FIRST, _PAUSE_S_MAX = 0.1, 5.0
 _HELD_MAX = 12_000
+"""Leases that a worker holds at most: of jobs that wait, run, or are not settled yet."""
 _OVERFILL_MAX = 10
 """Jobs of one kind that may wait for a slot, where all tasks are leased together."""
 _ALONE_MAX = 256

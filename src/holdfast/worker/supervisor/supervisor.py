@@ -214,11 +214,10 @@ class Supervisor:
         if lost:
             self._held.drop(*lost)
             self._intake.wake()
-            held_still = ([held for held in jobs if not held.lost] for jobs, _ in ended)
             ended = [
-                EndedBatch(jobs, each.ending)
-                for jobs, each in zip(held_still, ended, strict=True)
-                if jobs
+                EndedBatch(still_held, ending)
+                for jobs, ending in ended
+                if (still_held := [held for held in jobs if not held.lost])
             ]
         self._settler.add_ended(ended)
         self._outcomes.record(ended)

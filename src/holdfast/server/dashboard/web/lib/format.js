@@ -61,6 +61,9 @@ export function duration(value) {
   return rest ? `${sign}${large} ${unit} ${rest} ${smallUnit}` : `${sign}${large} ${unit}`;
 }
 
+// Whole seconds, without a fraction: 3 s
+export const wholeDuration = (seconds) => duration(Math.round(seconds)).replace(".0", "");
+
 export function bytes(value) {
   if (isUnknown(value)) return UNKNOWN;
   let size = Number(value);
@@ -101,8 +104,8 @@ export function relativeTime(value, at) {
   if (time === null) return UNKNOWN;
   const seconds = Math.round((at - time) / 1000);
   if (seconds === 0) return "now";
-  const text = duration(roughly(Math.abs(seconds)));
-  return seconds > 0 ? `${text.replace(".0", "")} ago` : `in ${text.replace(".0", "")}`;
+  const text = wholeDuration(roughly(Math.abs(seconds)));
+  return seconds > 0 ? `${text} ago` : `in ${text}`;
 }
 
 // Large ages without the smaller unit, which would only flicker.

@@ -1,6 +1,6 @@
 // Breakers: which tasks and hosts are shut off at the moment, why, and by whom.
 import { post, v1 } from "../lib/api.js";
-import { count, duration, plural } from "../lib/format.js";
+import { count, plural, wholeDuration } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { href } from "../lib/router.js";
 import { useMay } from "../lib/session.js";
@@ -44,7 +44,7 @@ function Why({ row }) {
   }
   if (by) return html`Opened by <strong><${Text} value=${by} max=${80} /></strong>; stays open until it is closed. <${Last} text=${last} />`;
   if (state === "half_open") return html`One job probes whether it works again. <${Last} text=${last} />`;
-  const next = probe === null ? "" : probe > 0 ? `; next probe in ${duration(Math.ceil(probe / 1000)).replace(".0", "")}` : "; the next job probes it";
+  const next = probe === null ? "" : probe > 0 ? `; next probe in ${wholeDuration(Math.ceil(probe / 1000))}` : "; the next job probes it";
   return html`${count(failures)} failed in a row${next}. <${Last} text=${last} />`;
 }
 
@@ -95,7 +95,7 @@ const COLUMNS = [
     title: "Changed",
     from: "medium",
     sort: (row) => -row.changed_ms_ago,
-    cell: (row) => html`<span class="nowrap">${duration(Math.round(row.changed_ms_ago / 1000)).replace(".0", "")} ago</span>`,
+    cell: (row) => html`<span class="nowrap">${wholeDuration(row.changed_ms_ago / 1000)} ago</span>`,
   },
   { key: "acts", title: html`<span class="sr-only">Acts</span>`, cell: (row) => html`<span class="row-acts"><${Acts} row=${row} /></span>` },
 ];

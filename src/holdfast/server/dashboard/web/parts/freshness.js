@@ -1,6 +1,6 @@
 // How old the live data is: "as of 3 s ago", and visibly stale if the stream is interrupted.
 import { instant, useNow } from "../lib/clock.js";
-import { duration } from "../lib/format.js";
+import { wholeDuration } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { connection, reconnect } from "../lib/live.js";
 import { useStore } from "../lib/store.js";
@@ -18,7 +18,7 @@ function useFreshness() {
 
 // Live data is at most some seconds old, which is not worth a number that changes all the time.
 const NOW_MS = 6_500;
-const words = (age) => (age < NOW_MS ? "now" : `${duration(Math.round(age / 1000)).replace(".0", "")} ago`);
+const words = (age) => (age < NOW_MS ? "now" : `${wholeDuration(age / 1000)} ago`);
 
 export function Age({ age, stale }) {
   const text = age === null ? "no data yet" : `as of ${words(age)}`;
