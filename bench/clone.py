@@ -56,17 +56,13 @@ def _clone_all_sqlite(path: str, times: int) -> None:
 
 
 async def _clone_all_postgres(dsn: str, times: int) -> None:
-    connection, columns = await _connect(dsn)
-    new = {"seq": "number", "place": "number", "id": "id || '-' || number"}
-    copied = ", ".join(new.get(column, column) for column in columns)
+    connection = await _connect(dsn)
     if times > 1:
         await connection.execute(
-            f"INSERT INTO jobs({', '.join(columns)}) SELECT {copied} FROM"
-            " (SELECT jobs.*, nextval('numbers') AS number FROM"
-            "  (SELECT * FROM generate_series(2, $1::int) OFFSET 0) AS n, jobs OFFSET 0) AS copy",
+            await _copies(connection, "SELECT seq FROM bodies", "generate_series(2, $1::int)"),
             times,
         )
-    await connection.execute("VACUUM ANALYZE jobs")
+    await connection.execute("VACUUM ANALYZE bodies, jobs, done")
     await connection.close()
 
 
@@ -94,27 +90,38 @@ def _clone_sqlite(path: str, id: str, count: int) -> None:
 
 
 async def _clone_postgres(dsn: str, id: str, count: int) -> None:
-    connection, columns = await _connect(dsn)
-    new = {"seq": "number", "place": "number", "id": "template.id || '-' || number"}
-    copied = ", ".join(new.get(column, f"template.{column}") for column in columns)
-    await connection.execute(
-        f"INSERT INTO jobs({', '.join(columns)}) SELECT {copied} FROM"
-        " (SELECT nextval('numbers') AS number FROM generate_series(1, $2::int) OFFSET 0) AS n,"
-        " (SELECT * FROM jobs WHERE id = $1) AS template",
-        id,
-        count,
-    )
+    connection = await _connect(dsn)
+    template = "SELECT seq FROM bodies WHERE id = $1"
+    copies = await _copies(connection, template, "generate_series(1, $2::int)")
+    await connection.execute(copies, id, count)
     # Otherwise autovacuum would run in the middle of a measurement.
-    await connection.execute("VACUUM ANALYZE jobs")
+    await connection.execute("VACUUM ANALYZE bodies, jobs, done")
     await connection.close()
 
 
-async def _connect(dsn: str) -> tuple[Any, list[str]]:
-    """A connection, and the columns of a job."""
+async def _connect(dsn: str) -> Any:
     settings = {"search_path": "holdfast", "synchronous_commit": "off"}
-    connection = await asyncpg.connect(dsn, server_settings=settings)
-    rows = await connection.fetch(
-        "SELECT attname FROM pg_attribute WHERE attrelid = 'jobs'::regclass AND attnum > 0"
-        " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
-    )
-    return connection, [str(row[0]) for row in rows]
+    return await asyncpg.connect(dsn, server_settings=settings)
+
+
+async def _copies(connection: Any, templates: str, times: str) -> str:
+    """The statement that copies these jobs in all tables."""
+    new = {"seq": "c.number", "place": "c.number", "id": "t.id || '-' || c.number"}
+    inserts = []
+    for table in ("bodies", "jobs", "done"):
+        rows = await connection.fetch(
+            "SELECT attname FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0"
+            " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
+            table,
+        )
+        columns = [str(row[0]) for row in rows]
+        copied = ", ".join(new.get(column, f"t.{column}") for column in columns)
+        inserts.append(
+            f"INSERT INTO {table}({', '.join(columns)})"
+            f" SELECT {copied} FROM copies c JOIN {table} t ON t.seq = c.seq"
+        )
+    return (
+        f"WITH copies AS MATERIALIZED (SELECT t.seq, nextval('numbers') AS number"
+        f" FROM ({templates}) t CROSS JOIN {times} n),"
+        f" copied AS ({inserts[0]}), waiting AS ({inserts[1]}) {inserts[2]}"
+    )  # sql: tables and columns of the schema

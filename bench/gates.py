@@ -35,8 +35,11 @@ ROOM_MAX = 5_000
 _RUN = "from holdfast.cli import main; main()"
 _INLET = Gate(name="in", direction="inlet", broker=BROKER, queue="in", source=SOURCE, task=TASK)
 _OUTLET = Gate(name="out", direction="outlet", broker=BROKER, queue="out", routing_key=TARGET)
-_STORED = "SELECT count(*) FROM holdfast.jobs"
-_FINISHED = "SELECT count(*) FROM holdfast.jobs WHERE state NOT IN (0, 1)"
+_STORED = "SELECT count(*) FROM holdfast.bodies"
+_FINISHED = """
+SELECT (SELECT count(*) FROM holdfast.done)
+    + (SELECT count(*) FROM holdfast.jobs WHERE state NOT IN (0, 1))
+"""
 
 Step = Callable[[], Awaitable[float]]
 

@@ -205,10 +205,10 @@ async def test_many_processes_on_one_store(pg_dsn: str, look: Any) -> None:
 
 
 async def _check(engine: PostgresEngine, look: Any, crowd: Crowd) -> None:
-    states = await look.fetch("SELECT state, count(*) FROM jobs GROUP BY state")
+    states = await look.fetch("SELECT state, count(*) FROM all_jobs GROUP BY state")
     assert [tuple(row) for row in states] == [(2, len(crowd.ids))]
     orders = await look.fetch("""
-        SELECT q.name, j.grp, array_agg(j.id ORDER BY j.seq) FROM jobs j
+        SELECT q.name, j.grp, array_agg(j.id ORDER BY j.seq) FROM all_jobs j
         JOIN queues q ON q.number = j.queue WHERE j.grp IS NOT NULL GROUP BY 1, 2
     """)
     for queue, group, ids in orders:

@@ -74,7 +74,7 @@ async def test_bulk_calls_in_different_orders(wide_engine: PostgresEngine, look:
             act = (_lease_and_settle, _amend, _enqueue_again, _settle_reversed)[number % 4]
             group.create_task(act(wide_engine, ids, random.Random(dice.random())))
     assert len([job for id_ in ids if (job := await wide_engine.get(id_))]) == JOBS
-    assert await look.fetchval("SELECT count(*) FROM jobs") == JOBS
+    assert await look.fetchval("SELECT count(*) FROM bodies") == JOBS
     assert await deadlocks(look, wide_engine) == 0
 
 
@@ -139,7 +139,7 @@ async def test_the_same_ids_from_all_sides(wide_engine: PostgresEngine, look: An
 
     answers = await asyncio.gather(*(enqueue(number) for number in range(CALLERS)))
     assert sum(statuses.count(Status.NEW) for statuses in answers) == len(ids)
-    assert await look.fetchval("SELECT count(*) FROM jobs") == len(ids)
+    assert await look.fetchval("SELECT count(*) FROM bodies") == len(ids)
     assert await deadlocks(look, wide_engine) == 0
 
 
@@ -155,7 +155,10 @@ async def test_a_completion_that_waits_blocks_no_enqueue_of_its_ids(
     other = await asyncpg.connect(pg_dsn)
     try:
         async with other.transaction():
-            await other.execute("SELECT FROM holdfast.jobs WHERE id = 'b' FOR NO KEY UPDATE")
+            await other.execute(
+                "SELECT FROM holdfast.jobs"
+                " WHERE seq = ANY (holdfast.seqs_of(1, '{b}')) FOR NO KEY UPDATE",
+            )
             settling = asyncio.create_task(
                 wide_engine.settle([Settlement(lease=one, verdict=Complete()) for one in leases])
             )
@@ -163,10 +166,9 @@ async def test_a_completion_that_waits_blocks_no_enqueue_of_its_ids(
             with pytest.raises(asyncpg.UniqueViolationError):
                 async with other.transaction():
                     await other.execute(
-                        "INSERT INTO holdfast.jobs"
-                        " (seq, place, due_at, created_at, ns, queue, rank, id, task, payload)"
-                        " SELECT -seq, place, due_at, created_at, ns, queue, rank, id, task, ''"
-                        " FROM holdfast.jobs WHERE id = 'a'"
+                        "INSERT INTO holdfast.bodies (seq, created_at, ns, id, task, payload)"
+                        " SELECT -seq, created_at, ns, id, task, ''"
+                        " FROM holdfast.bodies WHERE id = 'a'"
                     )
         assert await settling == [Outcome.SETTLED] * 2
     finally:

@@ -14,7 +14,7 @@ from holdfast.engines.postgres import PostgresEngine
 from tests.engines.postgres.until import until_blocked
 
 # As the SQL function `link` writes it.
-MAKE_PARENT = "UPDATE jobs SET flow = flow | 8 WHERE id = $1"
+MAKE_PARENT = "UPDATE jobs SET flow = flow | 8 WHERE seq = ANY (seqs_of(1, ARRAY[$1]))"
 ALL = Limit(name="all", key="{queue}", concurrency=9)
 
 

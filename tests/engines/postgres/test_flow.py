@@ -138,7 +138,7 @@ async def test_many_jobs_are_sorted_in_batches(engine: PostgresEngine, look: Any
         "DELETE FROM heads",
         "UPDATE heads SET place = place + 1",
         "UPDATE heads SET parked = (SELECT max(number) FROM slots)",
-        "UPDATE jobs SET flow = flow | 16, holds = holds + 1 WHERE id = 'g1'",
+        "UPDATE jobs SET flow = flow | 16, holds = holds + 1 WHERE seq = ANY (seqs_of(1, '{g1}'))",
     ],
 )
 async def test_recount_repairs_wrong_counters(engine: PostgresEngine, look: Any, harm: str) -> None:

@@ -132,7 +132,7 @@ async def test_recount_finds_a_job_in_a_wrong_lane(
     await engine.enqueue([a_job("a"), a_job("b")])
     await engine.declare(SHAPES[shape])
     lane = await look.fetchval("SELECT min(number) FROM lanes") if shape == 0 else None
-    await look.execute("UPDATE jobs SET lane = $1 WHERE id = 'a'", lane)
+    await look.execute("UPDATE jobs SET lane = $1 WHERE seq = ANY (seqs_of(1, '{a}'))", lane)
     assert await lease_ids(engine) == ["b"]
     assert await engine.recount(100) > 0
     assert await lease_ids(engine) == ["a"]

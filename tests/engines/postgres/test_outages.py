@@ -149,12 +149,12 @@ async def test_a_lost_reply_to_a_careful_enqueue(
         (receipt,) = await far_engine.enqueue([a_job("a", key="k")])
         assert receipt.status is Status.NEW
     except EngineUnavailable:
-        assert await look.fetchval("SELECT count(*) FROM jobs WHERE id = 'a'") == 0
+        assert await look.fetchval("SELECT count(*) FROM all_jobs WHERE id = 'a'") == 0
     except OutcomeUnknown:
         pass
     proxy.heal()
     (receipt,) = await persist(lambda: far_engine.enqueue([a_job("a", key="k")]))
-    assert await look.fetchval("SELECT count(*) FROM jobs WHERE id = 'a'") == 1
+    assert await look.fetchval("SELECT count(*) FROM all_jobs WHERE id = 'a'") == 1
     (receipt,) = await far_engine.enqueue([a_job("b", key="k")])
     assert (receipt.status, receipt.id) == (Status.DUPLICATE, "a")
 
@@ -172,9 +172,9 @@ async def test_lost_reply_to_a_commit_is_an_unknown_outcome(
             await far_engine.enqueue([a_job(id_, key=id_)])
         except OutcomeUnknown:
             doubts += 1
-            assert await look.fetchval("SELECT count(*) FROM jobs WHERE id = $1", id_) == 1
+            assert await look.fetchval("SELECT count(*) FROM all_jobs WHERE id = $1", id_) == 1
         except EngineUnavailable:
-            assert await look.fetchval("SELECT count(*) FROM jobs WHERE id = $1", id_) == 0
+            assert await look.fetchval("SELECT count(*) FROM all_jobs WHERE id = $1", id_) == 0
         proxy.heal()
     assert doubts == 1
 

@@ -28,10 +28,14 @@ async def test_an_amendment_whose_second_round_fails(
     doubts = []
     for number in range(1, REPLIES_MAX):
         slow, fast = f"a{number}", f"b{number}"
-        await look.execute("DELETE FROM jobs")
+        await look.execute("TRUNCATE jobs, bodies, done")
         await far_engine.enqueue([a_job(slow), a_job(fast)])
         async with look.transaction():
-            await look.execute("UPDATE jobs SET state = 4 WHERE id = $1", fast)
+            await look.execute(
+                "UPDATE jobs SET state = 4"
+                " WHERE seq = ANY (seqs_of(1, ARRAY[$1]))",
+                fast,
+            )
             wanted = JobFilter(ids=(slow, fast))
             amending = asyncio.create_task(far_engine.amend(wanted, Cancel(), limit=2))
             await until_blocked(look)
@@ -50,7 +54,7 @@ async def test_an_amendment_whose_second_round_fails(
 
 
 async def state_of(look: Any, id_: str) -> Any:
-    return await look.fetchval("SELECT state FROM jobs WHERE id = $1", id_)
+    return await look.fetchval("SELECT state FROM all_jobs WHERE id = $1", id_)
 
 
 @pytest.mark.parametrize("code", ["40001", "53200"])
@@ -68,8 +72,8 @@ async def test_a_settle_whose_second_statement_is_refused(
         BEGIN
             RAISE EXCEPTION 'trouble' USING ERRCODE = '{code}';
         END $$;
-        CREATE TRIGGER trouble BEFORE UPDATE ON jobs FOR EACH ROW
-        WHEN (NEW.id = 'limited') EXECUTE FUNCTION trouble();
+        CREATE TRIGGER trouble BEFORE DELETE ON jobs FOR EACH ROW
+        WHEN (OLD.lane IS NOT NULL) EXECUTE FUNCTION trouble();
         """
     )
     with pytest.raises(OutcomeUnknown, match="a part of the call has taken effect"):
@@ -131,4 +135,4 @@ async def test_a_queue_that_is_dropped_before_its_jobs_are_gone(
     proxy.heal()
     assert await far_engine.get("of-q") is None
     await far_engine.finished(10)
-    assert await look.fetchval("SELECT count(*) FROM jobs") == 0
+    assert await look.fetchval("SELECT count(*) FROM bodies") == 0

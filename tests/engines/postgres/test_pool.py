@@ -65,7 +65,7 @@ async def test_cancelled_call_leaves_the_pool_usable(
     lease = await lease_one(narrow_engine)
     settlements = [Settlement(lease=lease, verdict=Complete())]
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{a}')) FOR UPDATE")
         settling = asyncio.create_task(narrow_engine.settle(settlements))
         await until_blocked(look)
         settling.cancel()
@@ -84,7 +84,7 @@ async def test_wait_for_a_busy_pool_is_bounded(
     lease = await lease_one(narrow_engine)
     monkeypatch.setattr(pool, "SLOT_S_MAX", 0.05)
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{a}')) FOR UPDATE")
         settling = asyncio.create_task(
             narrow_engine.settle([Settlement(lease=lease, verdict=Retry())])
         )

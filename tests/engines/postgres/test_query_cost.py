@@ -26,12 +26,20 @@ GROWTH_MAX = 1.5
 SPLITS_MAX = 40
 
 LOAD = """
-INSERT INTO jobs (seq, place, due_at, created_at, finished_at, expires_at, ns, queue, rank, state,
-                  id, task, payload)
-SELECT number, number, $3, 1, CASE WHEN $4::int >= 2 THEN number END,
-       CASE WHEN $4::int < 2 AND number % 1000 = 0 THEN 9999999999999 END, 1, 1, $5::int, $4::int,
-       $2::text || number, 'work', '{}'
-FROM (SELECT nextval('numbers') AS number FROM generate_series(1, $1::int) OFFSET 0) n
+WITH new AS MATERIALIZED (SELECT nextval('numbers') AS number FROM generate_series(1, $1::int)),
+bodies_ AS (
+    INSERT INTO bodies (seq, ns, created_at, id, task, payload)
+    SELECT number, 1, 1, $2::text || number, 'work', '{}' FROM new
+), done_ AS (
+    INSERT INTO done (seq, ns, queue, due_at, finished_at, attempt, crashes, releases, version,
+                      rank, cancel, noted)
+    SELECT number, 1, 1, $3, number, 1, 0, 0, 3, $5::int, false, false FROM new
+    WHERE $4::int = 2
+)
+INSERT INTO jobs (seq, place, due_at, expires_at, ns, queue, rank, state, task)
+SELECT number, number, $3, CASE WHEN number % 1000 = 0 THEN 9999999999999 END, 1, 1, $5::int,
+       $4::int, 'work'
+FROM new WHERE $4::int <> 2
 """
 """Values: count, id prefix, due time, state, rank."""
 FAR = 9_999_999_999_999
@@ -39,7 +47,9 @@ FAR = 9_999_999_999_999
 
 async def load(look: Any, count: int, *, delayed: bool) -> None:
     # Indexes are made again afterwards: that is much faster than growing them row by row.
-    indexes = await look.fetch("SELECT * FROM pg_indexes WHERE tablename = 'jobs'")
+    indexes = await look.fetch(
+        "SELECT * FROM pg_indexes WHERE tablename IN ('jobs', 'bodies', 'done')"
+    )
     for index in indexes:
         await look.execute(f"DROP INDEX {index['indexname']}")
     if delayed:
@@ -52,7 +62,7 @@ async def load(look: Any, count: int, *, delayed: bool) -> None:
     await look.execute("SET maintenance_work_mem = '256MB'")
     for index in indexes:
         await look.execute(index["indexdef"])
-    await look.execute("VACUUM ANALYZE jobs")
+    await look.execute("VACUUM ANALYZE jobs, bodies, done")
 
 
 class Meter:
@@ -128,7 +138,8 @@ async def test_plans_made_when_the_table_was_empty(pg_dsn: str, look: Any) -> No
     """The planner has no statistics of the grown table, and connections keep cached plans."""
     engine = PostgresEngine(pg_dsn, connections=1)
     await engine.open()
-    await look.execute("ALTER TABLE jobs SET (autovacuum_enabled = off)")
+    for table in ("jobs", "bodies", "done"):
+        await look.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     for _ in range(4):
         small = await work(engine, 2)
     await look.execute(LOAD, 30_000, "waiting-", 5, 0, 10)
@@ -148,7 +159,7 @@ async def test_the_children_of_a_job_are_read_by_an_index(pg_dsn: str, look: Any
     pages = []
     for more in (1_000, 30_000):
         await look.execute(LOAD, more, f"waiting-{more}-", 5, 0, 10)
-        await look.execute("VACUUM ANALYZE jobs")
+        await look.execute("VACUUM ANALYZE jobs, bodies, done")
         meter = Meter(engine)
         page = await engine.find(JobFilter(parent="p"), limit=50)
         assert (len(page.jobs), page.after) == (20, None)
@@ -165,7 +176,8 @@ async def test_counting_skipped_jobs_passes_over_delayed_ones(pg_dsn: str, look:
     """By a plan that was made when the table was empty."""
     engine = PostgresEngine(pg_dsn, connections=1)
     await engine.open()
-    await look.execute("ALTER TABLE jobs SET (autovacuum_enabled = off)")
+    for table in ("jobs", "bodies", "done"):
+        await look.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     request = LeaseRequest(queues=("default",), tasks=frozenset({"other"}))
     for _ in range(6):
         assert await engine._count_skipped(request, 10) == 0

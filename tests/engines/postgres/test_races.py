@@ -28,7 +28,10 @@ async def test_a_completion_waits_for_a_renewal_and_wins(engine: PostgresEngine,
     await engine.enqueue(jobs("abc"))
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
     async with look.transaction():
-        await look.execute("UPDATE jobs SET deadline_at = deadline_at + 1 WHERE id = 'b'")
+        await look.execute(
+            "UPDATE jobs SET deadline_at = deadline_at + 1"
+            " WHERE seq = ANY (seqs_of(1, '{b}'))",
+        )
         settlements = [Settlement(lease=lease, verdict=Complete(b"1")) for lease in leases]
         settling = asyncio.create_task(engine.settle(settlements))
         await until_blocked(look)
@@ -42,8 +45,9 @@ async def test_a_completion_that_waited_for_its_own_repeat(
     await engine.enqueue(jobs("ab"))
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=2))
     async with look.transaction():
-        await look.execute("UPDATE jobs SET state = 2, finished_at = 1 WHERE id = 'a'")
-        await look.execute("UPDATE jobs SET token = 1 WHERE id = 'b'")
+        done = "SELECT complete_jobs(1, 1, seqs_of(1, '{a}'), ARRAY[$1::bigint], '{}')"
+        assert await look.fetchval(done, leases[0].token) is None
+        await look.execute("UPDATE jobs SET token = 1 WHERE seq = ANY (seqs_of(1, '{b}'))")
         settlements = [Settlement(lease=lease, verdict=Complete()) for lease in leases]
         settling = asyncio.create_task(engine.settle(settlements))
         await until_blocked(look)
@@ -56,7 +60,10 @@ async def test_a_renewal_that_waited_for_the_reaper_is_lost(
     await engine.enqueue(jobs("a"))
     lease = await lease_one(engine)
     async with look.transaction():
-        await look.execute("UPDATE jobs SET state = 0, deadline_at = NULL WHERE id = 'a'")
+        await look.execute(
+            "UPDATE jobs SET state = 0, deadline_at = NULL"
+            " WHERE seq = ANY (seqs_of(1, '{a}'))",
+        )
         renewing = asyncio.create_task(engine.renew([Renewal(lease=lease)]))
         await until_blocked(look)
     assert await renewing == [None]
@@ -68,10 +75,10 @@ async def test_a_renewal_that_waited_past_its_deadline_is_lost(
     await engine.enqueue(jobs("a"))
     lease = await lease_one(engine, lease_ms=1_000)
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'a' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{a}')) FOR UPDATE")
         renewing = asyncio.create_task(engine.renew([Renewal(lease=lease, lease_ms=60_000)]))
         await until_blocked(look)
-        lapsed = "SELECT deadline_at <= now_ms(NULL) FROM jobs WHERE id = 'a'"
+        lapsed = "SELECT deadline_at <= now_ms(NULL) FROM all_jobs WHERE id = 'a'"
         await until(lambda: look.fetchval(lapsed))
     assert await renewing == [None]
     assert [overdue.id for overdue in (await engine.overdue(10)).leases] == ["a"]
@@ -80,7 +87,10 @@ async def test_a_renewal_that_waited_past_its_deadline_is_lost(
 async def test_edit_that_waited_changes_the_new_version(engine: PostgresEngine, look: Any) -> None:
     await engine.enqueue(jobs("ab"))
     async with look.transaction():
-        await look.execute("UPDATE jobs SET attempt = 7, version = 9 WHERE id = 'a'")
+        await look.execute(
+            "UPDATE jobs SET attempt = 7, version = 9"
+            " WHERE seq = ANY (seqs_of(1, '{a}'))",
+        )
         editing = asyncio.create_task(
             engine.amend(JobFilter(ids=("a", "b")), Edit(payload=b""), limit=2)
         )
@@ -94,7 +104,7 @@ async def test_edit_that_waited_changes_the_new_version(engine: PostgresEngine, 
 async def test_lease_skips_locked_rows(engine: PostgresEngine, look: Any) -> None:
     await engine.enqueue(jobs("abc"))
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'b' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{b}')) FOR UPDATE")
         assert await lease_ids(engine) == ["a", "c"]
     assert await lease_ids(engine) == ["b"]
 
@@ -120,7 +130,7 @@ async def test_lease_skips_a_job_whose_former_lease_is_settled(
     await engine.enqueue(jobs("c"))
     again = [Settlement(lease=lease, verdict=Retry()) for lease in former]
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'b' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{b}')) FOR UPDATE")
         settling = asyncio.create_task(engine.settle(again))
         await until_blocked(look)
         assert await lease_ids(engine) == ["c"]
@@ -138,9 +148,9 @@ async def test_a_dropped_queue_goes_in_steps(engine: PostgresEngine, look: Any) 
     (lease,) = await engine.lease(LeaseRequest(queues=("q",)))
     await engine.settle([Settlement(lease=lease, verdict=Retry())])
     async with look.transaction():
-        await look.execute("SELECT FROM jobs WHERE id = 'j7' FOR UPDATE")
+        await look.execute("SELECT FROM jobs WHERE seq = ANY (seqs_of(1, '{j7}')) FOR UPDATE")
         await engine.drop("q")
-        assert await look.fetchval("SELECT count(*) FROM jobs") == 1
+        assert await look.fetchval("SELECT count(*) FROM bodies") == 1
     assert await engine.get("j7") is None
     assert (await engine.find(JobFilter(), limit=10)).jobs == ()
     await engine.finished(10)
@@ -161,7 +171,7 @@ async def test_leftovers_of_a_dropped_queue_take_no_id(
     async with look.transaction():
         await look.execute("SELECT FROM jobs FOR UPDATE")
         await engine.drop("q")
-    assert await look.fetchval("SELECT count(*) FROM jobs") == 2
+    assert await look.fetchval("SELECT count(*) FROM bodies") == 2
     receipts = await engine.enqueue([a_job("a", key=key), a_job("c")])
     assert [receipt.status for receipt in receipts] == [Status.NEW] * 2
     assert await lease_ids(engine) == ["a", "c"]

@@ -105,7 +105,10 @@ async def test_descendants_in_queues_with_lower_domains(
     await engine.enqueue([a_job("g", queue="lowest", after=("c",))])
     lease = await lease_of(engine, "p")
     async with other.transaction():
-        await other.execute("SELECT FROM holdfast.jobs WHERE id = 'p' FOR NO KEY UPDATE")
+        await other.execute(
+            "SELECT FROM holdfast.jobs"
+            " WHERE seq = ANY (holdfast.seqs_of(1, '{p}')) FOR NO KEY UPDATE",
+        )
         settling = asyncio.create_task(settle(engine, caller, lease, Bury()))
         await until_blocked(look, 1)
         enqueuing = asyncio.create_task(engine.enqueue(grouped("lowest", "lower", "parents")))
@@ -132,7 +135,10 @@ async def test_a_child_in_a_dropped_queue(
     # The process that dropped it died before it removed the jobs.
     await look.execute("UPDATE queues SET name = NULL, removed_at = 0 WHERE name = 'dropped'")
     async with other.transaction():
-        await other.execute("SELECT FROM holdfast.jobs WHERE id = 'p' FOR NO KEY UPDATE")
+        await other.execute(
+            "SELECT FROM holdfast.jobs"
+            " WHERE seq = ANY (holdfast.seqs_of(1, '{p}')) FOR NO KEY UPDATE",
+        )
         settling = asyncio.create_task(settle(engine, caller, lease, Complete()))
         await until_blocked(look, 1)
         enqueuing = asyncio.create_task(engine.enqueue(grouped("sharing", "parents")))
@@ -151,7 +157,10 @@ async def test_a_row_of_a_child_is_not_waited_for(
     await engine.enqueue([a_job("p"), a_job("c", after=("p",))])
     lease = await lease_of(engine, "p")
     async with other.transaction():
-        await other.execute("SELECT FROM holdfast.jobs WHERE id = 'c' FOR NO KEY UPDATE")
+        await other.execute(
+            "SELECT FROM holdfast.jobs"
+            " WHERE seq = ANY (holdfast.seqs_of(1, '{c}')) FOR NO KEY UPDATE",
+        )
         assert await settle(engine, caller, lease, Complete()) is None
         assert await state_of(engine, "p") is State.LEASED
     assert await settle(engine, caller, lease, Complete()) == [Outcome.SETTLED]

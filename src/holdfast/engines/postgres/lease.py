@@ -31,8 +31,10 @@ _queue_of, _line_order, _dead_order = itemgetter(3), itemgetter(6, 10, 2), itemg
 
 
 def can_exist(lease: Lease) -> bool:
-    """Whether id and token are valid values; other leases are not sent to the database."""
-    return 0 <= lease.token < 2**63 and bounds.JOB_ID.match(lease.job.id) is not None
+    """Whether id, number and token are valid values; other leases are not sent to the database."""
+    job = lease.job
+    is_in_range = 0 <= lease.token < 2**63 and 0 <= job.seq < 2**63
+    return is_in_range and bounds.JOB_ID.match(job.id) is not None
 
 
 def lease(context: CallContext, request: LeaseRequest) -> Script[list[Lease] | int]:

@@ -33,47 +33,66 @@ from holdfast.engines.postgres.write import lock_flow
 _SIZES = """
 SELECT j.seq, octet_length(j.payload) + coalesce(octet_length(j.result), 0)
     + coalesce(octet_length(n.checkpoint) + octet_length(n.output), 0) + 1000
-FROM $schema.jobs j LEFT JOIN $schema.notes n ON n.job = j.seq
+FROM $schema.all_jobs j LEFT JOIN $schema.notes n ON n.job = j.seq
 WHERE j.ns = $1::int AND j.seq > $2::bigint ORDER BY j.seq LIMIT $3::bigint
 """
 _OLDEST = f"""
 SELECT {WHOLE_COLUMNS},
     ARRAY(SELECT e.parent FROM $schema.edges e WHERE e.child = j.seq ORDER BY e.parent)
-FROM $schema.jobs j
+FROM $schema.all_jobs j
 JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 LEFT JOIN $schema.notes n ON n.job = j.seq
 WHERE j.ns = $1::int AND j.seq > $2::bigint AND j.seq <= $3::bigint ORDER BY j.seq
 """
 _KNOWN = "SELECT * FROM $schema.known($1::int, $2::text[])"
 _FILL = """
-UPDATE $schema.jobs j SET created_at = u.created_at, attempt = u.attempt, crashes = u.crashes,
-    releases = u.releases, version = u.version, leased_at = u.leased_at, cancel = u.cancel,
-    noted = u.noted, worker = u.worker, origin = u.origin, reason = u.reason, extra = u.extra,
-    finished_at = u.finished_at, fingerprint = u.fingerprint
-FROM unnest($2::bigint[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::int[], $8::bigint[],
-            $9::boolean[], $10::boolean[], $11::text[], $12::text[], $13::text[], $14::bytea[],
-            $15::bigint[], $16::text[])
-    AS u(seq, created_at, attempt, crashes, releases, version, leased_at, cancel, noted, worker,
-         origin, reason, extra, finished_at, fingerprint)
+WITH bodies_ AS (
+    UPDATE $schema.bodies b SET created_at = u.created_at, origin = u.origin, extra = u.extra
+    FROM unnest($2::bigint[], $14::bigint[], $15::text[], $16::bytea[])
+        AS u(seq, created_at, origin, extra)
+    WHERE b.ns = $1::int AND b.seq = u.seq
+)
+UPDATE $schema.jobs j SET attempt = u.attempt, crashes = u.crashes, releases = u.releases,
+    version = u.version, leased_at = u.leased_at, cancel = u.cancel, noted = u.noted,
+    worker = u.worker, reason = u.reason, finished_at = u.finished_at, fingerprint = u.fingerprint
+FROM unnest($2::bigint[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::boolean[],
+            $9::boolean[], $10::text[], $11::text[], $12::bigint[], $13::text[])
+    AS u(seq, attempt, crashes, releases, version, leased_at, cancel, noted, worker, reason,
+         finished_at, fingerprint)
 WHERE j.ns = $1::int AND j.seq = u.seq
 """
-_ENDED = """
-INSERT INTO $schema.jobs (seq, place, ns, queue, state, flow, created_at, attempt, crashes,
-    releases, version, leased_at, cancel, noted, worker, origin, reason, extra, rank, due_at,
-    expires_at, finished_at, lease_ms, id, task, key, tenant, grp, fingerprint, payload, result)
-SELECT u.seq, u.seq, $1::int, u.queue, u.state, u.flow, u.created_at, u.attempt, u.crashes,
-    u.releases, u.version, u.leased_at, u.cancel, u.noted, u.worker, u.origin, u.reason, u.extra,
-    u.rank, u.due_at, u.expires_at, u.finished_at, u.lease_ms, u.id, u.task, u.key, u.tenant,
-    u.grp, u.fingerprint, u.payload, u.result
-FROM unnest($2::bigint[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::int[], $8::bigint[],
-            $9::boolean[], $10::boolean[], $11::text[], $12::text[], $13::text[], $14::bytea[],
-            $15::bigint[], $16::text[], $17::int[], $18::smallint[], $19::smallint[],
-            $20::smallint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::text[],
-            $25::text[], $26::text[], $27::text[], $28::text[], $29::bytea[], $30::bytea[])
-    AS u(seq, created_at, attempt, crashes, releases, version, leased_at, cancel, noted, worker,
-         origin, reason, extra, finished_at, fingerprint, queue, state, flow, rank, due_at,
-         expires_at, lease_ms, id, task, key, tenant, grp, payload, result)
+_ENDED_BODIES = """
+INSERT INTO $schema.bodies (seq, ns, created_at, origin, extra, id, task, key, tenant, grp, payload)
+SELECT u.seq, $1::int, u.created_at, u.origin, u.extra, u.id, u.task, u.key, u.tenant, u.grp,
+    u.payload
+FROM unnest($2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::text[],
+            $8::text[], $9::text[], $10::text[], $11::bytea[])
+    AS u(seq, created_at, origin, extra, id, task, key, tenant, grp, payload)
 ON CONFLICT (id, ns) DO NOTHING RETURNING seq
+"""
+_ENDED = """
+WITH ended AS (
+    SELECT * FROM unnest($2::bigint[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[],
+            $8::boolean[], $9::boolean[], $10::text[], $11::text[], $12::bigint[], $13::text[],
+            $14::int[], $15::smallint[], $16::smallint[], $17::smallint[], $18::bigint[],
+            $19::bigint[], $20::bigint[], $21::text[], $22::text[], $23::text[], $24::bytea[])
+    AS u(seq, attempt, crashes, releases, version, leased_at, cancel, noted, worker, reason,
+         finished_at, fingerprint, queue, state, flow, rank, due_at, expires_at, lease_ms, task,
+         tenant, grp, result)
+), done_ AS (
+    INSERT INTO $schema.done (seq, ns, queue, due_at, expires_at, leased_at, finished_at, attempt,
+        crashes, releases, version, rank, cancel, noted, worker, result)
+    SELECT e.seq, $1::int, e.queue, e.due_at, e.expires_at, e.leased_at, e.finished_at, e.attempt,
+        e.crashes, e.releases, e.version, e.rank, e.cancel, e.noted, e.worker, e.result
+    FROM ended e WHERE e.state = 2
+)
+INSERT INTO $schema.jobs (seq, place, ns, queue, state, flow, attempt, crashes, releases, version,
+    leased_at, cancel, noted, worker, reason, rank, due_at, expires_at, finished_at, lease_ms, task,
+    tenant, grp, fingerprint)
+SELECT e.seq, e.seq, $1::int, e.queue, e.state, e.flow, e.attempt, e.crashes, e.releases, e.version,
+    e.leased_at, e.cancel, e.noted, e.worker, e.reason, e.rank, e.due_at, e.expires_at,
+    e.finished_at, e.lease_ms, e.task, e.tenant, e.grp, e.fingerprint
+FROM ended e WHERE e.state <> 2
 """
 _NOTES = """
 INSERT INTO $schema.notes (job, progress, checkpoint, output)
@@ -86,7 +105,7 @@ INSERT INTO $schema.events (job, body) SELECT * FROM unnest($1::bigint[], $2::by
 _RECOGNISE = "SELECT $schema.recognise($1::int, $2::text[])"
 _AWAIT = """
 INSERT INTO $schema.awaited (ns, parent) SELECT $1::int, w.id FROM unnest($2::text[]) AS w(id)
-WHERE NOT EXISTS (SELECT FROM $schema.jobs j WHERE j.id = w.id AND j.ns = $1::int)
+WHERE NOT EXISTS (SELECT FROM $schema.bodies b WHERE b.id = w.id AND b.ns = $1::int)
 ON CONFLICT DO NOTHING
 """
 _KEYS = """
@@ -190,10 +209,12 @@ def _add(context: CallContext, now: int, wholes: Sequence[Whole], queues: QueueS
             yield from _add_waiting(context, now, list(run), queues)
             continue
         for chunk in chunks((whole.job for whole in run), transfer.bytes_of):
-            values = columns((_row(job, queues) for job in chunk), 29)
-            if len((yield Statement(_ENDED, (context.ns, *values)))) < len(chunk):
+            bodies = columns(map(_body, chunk), 10)
+            if len((yield Statement(_ENDED_BODIES, (context.ns, *bodies)))) < len(chunk):
                 # Another call added one of them since the known ids were read.
                 raise Restart
+            values = columns((_row(job, queues) for job in chunk), 23)
+            yield Statement(_ENDED, (context.ns, *values))
 
 
 def _add_waiting(
@@ -202,7 +223,9 @@ def _add_waiting(
     added = {whole.job.seq: _as_new(whole.job, now) for whole in wholes}
     parents = {whole.job.seq: len(whole.awaits) for whole in wholes}
     yield from write.add_jobs(context, now, added, queues, parents)
-    yield Statement(_FILL, (context.ns, *columns((_history(whole.job) for whole in wholes), 15)))
+    jobs = [whole.job for whole in wholes]
+    rows = ((*_history(job), *_origin(job)) for job in jobs)
+    yield Statement(_FILL, (context.ns, *columns(rows, 15)))
 
 
 def _add_history(context: CallContext, wholes: Sequence[Whole]) -> Script[None]:
@@ -237,9 +260,20 @@ def _as_new(job: Job, now: int) -> NewJob:
 def _history(job: Job) -> tuple[Any, ...]:
     """The columns that a new job would not have."""
     return (
-        job.seq, job.created_at, job.attempt, job.crashes, job.releases | ALONE_BIT * job.alone,
-        job.version, job.leased_at, job.cancel_requested, _is_noted(job), job.worker, job.origin,
-        job.reason and str(job.reason), extra_of(job), job.finished_at, job.fingerprint,
+        job.seq, job.attempt, job.crashes, job.releases | ALONE_BIT * job.alone, job.version,
+        job.leased_at, job.cancel_requested, _is_noted(job), job.worker,
+        job.reason and str(job.reason), job.finished_at, job.fingerprint,
+    )  # fmt: skip
+
+
+def _origin(job: Job) -> tuple[Any, ...]:
+    """The columns of a body that a new job would not have."""
+    return (job.created_at, job.origin, extra_of(job))
+
+
+def _body(job: Job) -> tuple[Any, ...]:
+    return (
+        job.seq, *_origin(job), job.id, job.task, job.key, job.tenant, job.group, job.payload,
     )  # fmt: skip
 
 
@@ -248,8 +282,7 @@ def _row(job: Job, queues: QueueSet) -> tuple[Any, ...]:
     return (
         *_history(job), queues.number(job.queue), job.state_code,
         grouped | write.HAS_PARENTS * bool(job.after), -job.priority, job.due_at, job.expires_at,
-        job.overrides.lease_ms, job.id, job.task, job.key, job.tenant, job.group, job.payload,
-        job.result,
+        job.overrides.lease_ms, job.task, job.tenant, job.group, job.result,
     )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ WHERE ns = $1::int AND name = ANY ($2::text[]) ORDER BY name
 _COUNT_REVISION = """
 SELECT CASE WHEN current_setting('track_counts')::boolean THEN concat_ws(' ',
     (SELECT last_value FROM $schema.numbers), (SELECT last_value FROM $schema.tokens),
-    (SELECT max(j.seq) FROM $schema.jobs j WHERE j.ns = $1::int),
+    (SELECT max(b.seq) FROM $schema.bodies b WHERE b.ns = $1::int),
     (SELECT concat_ws(' ', count(*), min(l.deadline_at), max(l.deadline_at)) FROM (
         SELECT j.deadline_at FROM $schema.jobs j
         WHERE j.ns = $1::int AND j.state IN (1, 5) LIMIT $2::int

@@ -15,6 +15,8 @@ from holdfast.errors import ConfigError, EngineUnavailable, SchemaMismatch
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 MIGRATION_S_MAX = 3600.0
+MOVE_BATCH = 5_000
+"""Jobs that one step of a migration moves at the most."""
 
 _EXISTS = "SELECT to_regclass('$schema.meta') IS NOT NULL"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast ' || $1::text, 0))"
@@ -34,6 +36,12 @@ _RENAME_COLUMN = "ALTER TABLE $schema.meta RENAME COLUMN {before} TO {now}"
 _NAMESPACE = """
 INSERT INTO $schema.namespaces (name) VALUES ($1::text) ON CONFLICT (name) DO NOTHING
 """
+_MOVES_FROM = 23
+"""The first version whose jobs are moved in steps after the migration."""
+_MOVE = """
+SELECT CASE WHEN (SELECT is_moved FROM $schema.older) THEN false
+            ELSE $schema.move_jobs($1::int) END
+"""
 _IDENTITY = """
 SELECT m.version, m.store::text, n.number, current_setting('transaction_read_only') = 'on',
        current_setting('server_encoding')
@@ -49,12 +57,18 @@ class NamespaceIdentity(NamedTuple):
 
 
 async def prepare(connection: Any, schema: str, namespace: str) -> NamespaceIdentity:
-    """The identity of the store in this database, which is created or migrated if necessary."""
+    """The identity of the store in this database, which is created or migrated if necessary.
+
+    Jobs of an older version are moved in steps, each a transaction of its own. Another process that
+    is killed meanwhile leaves the rest to this one."""
     identity = await identify(connection, schema, namespace)
     if identity is None:
         await migrate(connection, schema, namespace)
         identity = await identify(connection, schema, namespace)
     assert identity is not None
+    if len(migrations()) >= _MOVES_FROM:
+        while await connection.fetchval(plain_text(_MOVE, schema), MOVE_BATCH):
+            pass
     return identity
 
 

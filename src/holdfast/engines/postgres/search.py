@@ -8,7 +8,7 @@ scan is bounded before the condition is applied: a filter that matches nothing r
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -65,51 +65,64 @@ QUEUE_NAME = """
 """
 """The job's queue as `q`, looked up row by row: a join of another kind would lose the order."""
 
-_ALL = "true"
-_BY_ID = "j.id = ANY ($3::text[])"
+
+class Source(NamedTuple):
+    """A table with the numbers of jobs in an index, and a condition that narrows a scan of it."""
+
+    table: str
+    condition: str = "true"
+    column: str = "seq"
+
+
+_ALL = Source("bodies")
+_BY_ID = Source("bodies", "x.id = ANY ($3::text[])")
+_WAITING = Source("jobs", "x.state = 0")
+_LEASED = Source("jobs", "x.state IN (1, 5)")
+_UNFINISHED = Source("jobs", "(x.state < 2 OR x.state = 5)")
+_FAILED = Source("jobs", "x.state >= 3")
+_UNDONE = Source("jobs")
+_DONE = Source("done_jobs")
+BY_PARENT = Source("children", "x.parent = $21::text", "child")
 _BY_STATE = {
-    frozenset({State.WAITING}): "j.state = 0",
-    frozenset({State.LEASED}): "j.state IN (1, 5)",
-    frozenset({State.DONE}): "j.state = 2",
-    frozenset({State.DEAD}): "j.state >= 3",
-    frozenset({State.CANCELLED}): "j.state >= 3",
-    frozenset({State.DEAD, State.CANCELLED}): "j.state >= 3",
-    frozenset({State.WAITING, State.LEASED}): "(j.state < 2 OR j.state = 5)",
+    frozenset({State.WAITING}): _WAITING,
+    frozenset({State.LEASED}): _LEASED,
+    frozenset({State.DONE}): _DONE,
+    frozenset({State.DEAD}): _FAILED,
+    frozenset({State.CANCELLED}): _FAILED,
+    frozenset({State.DEAD, State.CANCELLED}): _FAILED,
+    frozenset({State.WAITING, State.LEASED}): _UNFINISHED,
 }
-BY_PARENT = "children of $21"
-"""The source of a filter by parent, which is not a condition: see `scan`."""
-SOURCES = (_ALL, _BY_ID, BY_PARENT, *dict.fromkeys(_BY_STATE.values()))
-"""Conditions that narrow a scan before it is bounded; each has an index."""
+SOURCES = (_ALL, _BY_ID, BY_PARENT, _UNDONE, *dict.fromkeys(_BY_STATE.values()))
 
 
-def scan(source: str, condition: str, direction: Literal["ASC", "DESC"]) -> str:
-    """The jobs of a source that also meet a condition on their `seq`, at most `SCAN_MAX`, in the
-    order of `number`."""
-    if source != BY_PARENT:
-        return f"""
-        SELECT j.*, j.seq AS number FROM $schema.jobs j
-        WHERE j.ns = $1::int AND {condition.format(seq="j.seq")} AND {source}
-        ORDER BY j.seq {direction} LIMIT {SCAN_MAX}
-        """  # sql: constant pieces
+def numbers_of(source: Source, condition: str, direction: Literal["ASC", "DESC"]) -> str:
+    """The numbers of a source's jobs that meet a condition on them, at most `SCAN_MAX` in order."""
     return f"""
-    SELECT j.*, c.child AS number FROM (
-        SELECT x.child FROM $schema.children x
-        WHERE x.parent = $21::text AND x.ns = $1::int AND {condition.format(seq="x.child")}
-        ORDER BY x.child {direction} LIMIT {SCAN_MAX}
-    ) c
+    SELECT x.{source.column} AS number FROM $schema.{source.table} x
+    WHERE x.ns = $1::int AND {condition.format(seq=f"x.{source.column}")} AND {source.condition}
+    ORDER BY x.{source.column} {direction} LIMIT {SCAN_MAX}
+    """  # sql: constant pieces
+
+
+def scan(source: Source, condition: str, direction: Literal["ASC", "DESC"]) -> str:
+    """The jobs of `numbers_of`, with their `number`."""
+    return f"""
+    SELECT j.*, c.number FROM ({numbers_of(source, condition, direction)}) c
     CROSS JOIN LATERAL (
-        SELECT * FROM $schema.jobs x WHERE x.ns = $1::int AND x.seq = c.child OFFSET 0
+        SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = c.number OFFSET 0
     ) j
     """  # sql: constant pieces
 
 
-def source_of(wanted: JobFilter, states: Collection[State] | None) -> str:
-    """The condition that narrows the scan of a filter most."""
+def source_of(wanted: JobFilter, states: Collection[State] | None) -> Source:
+    """The source that narrows the scan of a filter most."""
     if wanted.ids is not None:
         return _BY_ID
     if wanted.parent is not None:
         return BY_PARENT
-    return _ALL if states is None else _BY_STATE.get(frozenset(states), _ALL)
+    if states is None:
+        return _ALL
+    return _BY_STATE.get(frozenset(states), _ALL if State.DONE in states else _UNDONE)
 
 
 def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[Any, ...]:
@@ -131,14 +144,14 @@ def filter_values(wanted: JobFilter, states: Collection[State] | None) -> tuple[
 
 
 _GET = f"""
-SELECT {WHOLE_COLUMNS} FROM $schema.jobs j
+SELECT {WHOLE_COLUMNS} FROM $schema.all_jobs j
 JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 LEFT JOIN $schema.notes n ON n.job = j.seq
 WHERE j.id = $2::text AND j.ns + 0 = $1::int
 """
 
 
-def _find(source: str, columns: str) -> str:
+def _find(source: Source, columns: str) -> str:
     return f"""
     SELECT {columns} FROM ({scan(source, "{seq} < $22::bigint", "DESC")}) j {QUEUE_NAME}
     WHERE {CONDITION}
@@ -146,19 +159,10 @@ def _find(source: str, columns: str) -> str:
     """  # sql: the sources are the constants above, and the columns those of `rows`
 
 
-def _end_of_scan(source: str) -> str:
-    return f"""
-    SELECT j.seq FROM $schema.jobs j
-    WHERE j.ns = $1::int AND j.seq < $2::bigint AND {source}
-    ORDER BY j.seq DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
-    """  # sql: as above
+def _end_of_scan(source: Source) -> str:
+    numbers = numbers_of(source, "{seq} < $2::bigint", "DESC").replace("$21", "$3")
+    return f"SELECT c.number FROM ({numbers}) c OFFSET {SCAN_MAX} - 1 LIMIT 1"  # sql: as above
 
-
-_LAST_CHILD = f"""
-SELECT c.child FROM $schema.children c
-WHERE c.parent = $3::text AND c.ns = $1::int AND c.child < $2::bigint
-ORDER BY c.child DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
-"""
 
 _COLUMNS: dict[TallyBy, str] = {
     "queue": "q.name",
@@ -172,7 +176,7 @@ _COLUMNS: dict[TallyBy, str] = {
 }
 
 
-def _tally(source: str, column: str) -> str:
+def _tally(source: Source, column: str) -> str:
     return f"""
     SELECT v.value, count(*) FROM (
         SELECT {column} AS value FROM (
@@ -186,7 +190,7 @@ def _tally(source: str, column: str) -> str:
 
 _FIND = {source: _find(source, BRIEF_COLUMNS) for source in SOURCES}
 _FIND_ROWS = {source: _find(source, BARE_COLUMNS) for source in SOURCES}
-_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES if source != BY_PARENT}
+_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES if source != _BY_ID}
 _TALLY = {
     (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
 }
@@ -228,11 +232,8 @@ def find(
         return Page(jobs=jobs, after=jobs[-1].seq)
     if wanted.ids is not None:
         return Page(jobs=jobs)
-    if source == BY_PARENT:
-        end = Statement(_LAST_CHILD, (context.ns, start, wanted.parent), alone=True)
-    else:
-        end = Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
-    ends = yield end
+    end_values = (context.ns, start, *([wanted.parent] if source == BY_PARENT else []))
+    ends = yield Statement(_END_OF_SCAN[source], end_values, alone=True)
     return Page(jobs=jobs, after=ends[0][0] if ends else None)
 
 

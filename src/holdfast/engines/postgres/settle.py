@@ -30,17 +30,17 @@ from holdfast.engines.postgres.write import ERASE, LockedJob, lock_flow
 from holdfast.errors import UsageError
 
 _COMPLETE = """
-SELECT $schema.complete_jobs($1::int, $2::bigint, $3::text[], $4::bigint[], $5::bytea[])
+SELECT $schema.complete_jobs($1::int, $2::bigint, $3::bigint[], $4::bigint[], $5::bytea[])
 """
 _COMPLETE_FLOW = """
-SELECT done, endings_, had_flow
-FROM $schema.complete_flow_jobs($1::int, $2::bigint, $6::text[], $3::text[], $4::bigint[],
+SELECT done_, endings_, had_flow
+FROM $schema.complete_flow_jobs($1::int, $2::bigint, $6::text[], $3::bigint[], $4::bigint[],
                                 $5::bytea[])
 """
 _COMPLETE_LIGHT = """
-SELECT done, endings_, had_flow, is_left
+SELECT done_, endings_, had_flow, is_left
 FROM $schema.complete_light_jobs(
-    $1::int, $2::bigint, $6::text[], $7::boolean, $3::text[], $4::bigint[], $5::bytea[])
+    $1::int, $2::bigint, $6::text[], $7::boolean, $3::bigint[], $4::bigint[], $5::bytea[])
 """
 _NOTE = "SELECT $schema.note($1::bigint[], $2::float8[], $3::bytea[], $4::bytea[])"
 _RENEW = """
@@ -57,24 +57,24 @@ def settle(context: CallContext, settlements: Sequence[Settlement]) -> Script[li
     """Apply verdicts to leases that are still valid; returns an outcome for each, in the order
     given.
     """
-    ids = {settlement.lease.job.id for settlement in settlements}
+    seqs = {settlement.lease.job.seq for settlement in settlements}
     if (
-        len(ids) == len(settlements)
+        len(seqs) == len(settlements)
         and all(map(_is_plain, settlements))
         and sum(map(_result_bytes, settlements)) <= STATEMENT_BYTES_MAX
     ):
         done = yield from _complete(context, sorted(settlements, key=_lock_order))
-        if len(done) == len(ids):
+        if len(done) == len(seqs):
             return [Outcome.SETTLED] * len(settlements)
         # As in `lifecycle.judge`: a completion is settled if the job is done under this token.
         return [
-            Outcome.SETTLED if settlement.lease.id in done else Outcome.LOST
+            Outcome.SETTLED if settlement.lease.job.seq in done else Outcome.LOST
             for settlement in settlements
         ]
     return (yield from _settle_carefully(context, settlements))
 
 
-_lock_order = attrgetter("lease.job.seq", "lease.job.id")
+_lock_order = attrgetter("lease.job.seq")
 """Job rows are locked in the order of seq."""
 
 
@@ -97,8 +97,8 @@ def _result_bytes(settlement: Settlement) -> int:
     return len(verdict.result or b"") if type(verdict) is Complete else 0
 
 
-def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Collection[str]]:
-    """Complete the leases and return the ids of the jobs that are done. Plain jobs go first,
+def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Collection[int]]:
+    """Complete the leases and return the numbers of the jobs that are done. Plain jobs go first,
     because the others need the flow locks."""
     effects = context.effects
     if effects.is_final:
@@ -112,7 +112,7 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
     left: list[Settlement] = []
     for settlement in ordered:
         (left if _has_flow(flowing, settlement) else plain).append(settlement)
-    done = {settlement.lease.job.id for settlement in plain}
+    done = {settlement.lease.job.seq for settlement in plain}
     if plain:
         found = only_value(
             (yield Statement(_COMPLETE, _complete_values(context, plain), alone=True))
@@ -122,7 +122,7 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
         context.effects.is_in_part |= bool(done)
         if found and found[0] is None:
             # Some jobs turned out to have flow control.
-            left += [settlement for settlement in plain if settlement.lease.id not in done]
+            left += [settlement for settlement in plain if settlement.lease.job.seq not in done]
             left.sort(key=_lock_order)
     if left:
         done.update((yield from _complete_flow(context, left)))
@@ -131,7 +131,7 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
 
 def _complete_at_once(
     context: CallContext, ordered: Sequence[Settlement]
-) -> Script[Collection[str]]:
+) -> Script[Collection[int]]:
     """Complete in a caller's transaction, where no statement is committed separately: the flow
     locks must be taken before the first row, and then all jobs are completed together.
     """
@@ -142,23 +142,23 @@ def _complete_at_once(
     return (yield from _complete_locked(context, ordered, sorted(queues.names)))
 
 
-def _complete_flow(context: CallContext, left: Sequence[Settlement]) -> Script[Collection[str]]:
+def _complete_flow(context: CallContext, left: Sequence[Settlement]) -> Script[Collection[int]]:
     """Complete jobs with flow control. Most need no flow lock: their slots are freed later, by the
     next call that holds it."""
     # All in one statement or the other: children are notified in the order of arrival.
     light, heavy = (left, []) if all(_is_light(context, one) for one in left) else ([], left)
-    done: set[str] = set()
+    done: set[int] = set()
     if light:
         is_grouped = any(settlement.lease.job.group is not None for settlement in light)
         values = (*_complete_values(context, light), sorted(_sources(light)), is_grouped)
         rows = yield Statement(_COMPLETE_LIGHT, values, alone=True)
         ((found, endings, had_flow, is_left),) = rows
-        done.update((settlement.lease.id for settlement in light) if found is None else found)
+        done.update((one.lease.job.seq for one in light) if found is None else found)
         context.effects.is_in_part |= bool(done)
         context.effects.committed += endings or ()
         _remember_flow(context, light, had_flow=had_flow)
         if is_left:
-            heavy = [settlement for settlement in left if settlement.lease.id not in done]
+            heavy = [settlement for settlement in left if settlement.lease.job.seq not in done]
     if heavy:
         names = None if context.effects.locks else sorted(_sources(heavy))
         done.update((yield from _complete_locked(context, heavy, names)))
@@ -180,7 +180,7 @@ def _is_light(context: CallContext, settlement: Settlement) -> bool:
 
 def _complete_locked(
     context: CallContext, left: Sequence[Settlement], names: list[str] | None
-) -> Script[Collection[str]]:
+) -> Script[Collection[int]]:
     """Take the flow locks of the queues named and complete. Without names the queues are those
     that the jobs are in."""
     rows = yield Statement(_COMPLETE_FLOW, (*_complete_values(context, left), names), alone=True)
@@ -191,7 +191,7 @@ def _complete_locked(
         raise Restart
     context.effects.endings += endings or ()
     _remember_flow(context, left, had_flow=had_flow)
-    return {settlement.lease.id for settlement in left} if found is None else found
+    return {settlement.lease.job.seq for settlement in left} if found is None else found
 
 
 def _remember_flow(
@@ -210,7 +210,7 @@ def _complete_values(context: CallContext, settlements: Sequence[Settlement]) ->
     results = [verdict.result for verdict in verdicts if type(verdict) is Complete]
     return (
         context.ns, context.given_ms,
-        [settlement.lease.job.id for settlement in settlements],
+        [settlement.lease.job.seq for settlement in settlements],
         [settlement.lease.token for settlement in settlements],
         results if any(result is not None for result in results) else [],
     )  # fmt: skip

@@ -18,12 +18,16 @@ _EXAMINE = """
 SELECT $schema.now_ms($1::bigint), current_setting('server_version'),
     current_setting('synchronous_commit'), current_setting('fsync')
 """
+_BODY = """
+CROSS JOIN LATERAL (
+    SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = f.seq OFFSET 0
+) j"""
 _OVERDUE = f"""
 SELECT {BARE_COLUMNS} FROM (
-    SELECT * FROM $schema.jobs j
-    WHERE j.ns = $1::int AND j.state IN (1, 5) AND j.deadline_at <= $2::bigint
-    ORDER BY j.deadline_at, j.seq LIMIT $3::bigint
-) j JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
+    SELECT x.seq FROM $schema.jobs x
+    WHERE x.ns = $1::int AND x.state IN (1, 5) AND x.deadline_at <= $2::bigint
+    ORDER BY x.deadline_at, x.seq LIMIT $3::bigint
+) f {_BODY} JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 ORDER BY j.deadline_at, j.seq
 """
 _NEXT_DEADLINE = """
@@ -33,10 +37,10 @@ ORDER BY deadline_at, seq LIMIT 1
 """
 _EXPIRED = f"""
 SELECT {BARE_COLUMNS} FROM (
-    SELECT * FROM $schema.jobs j
-    WHERE j.ns = $1::int AND j.state = 0 AND j.expires_at <= $2::bigint
-    ORDER BY j.expires_at, j.seq LIMIT $3::bigint
-) j JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
+    SELECT x.seq FROM $schema.jobs x
+    WHERE x.ns = $1::int AND x.state = 0 AND x.expires_at <= $2::bigint
+    ORDER BY x.expires_at, x.seq LIMIT $3::bigint
+) f {_BODY} JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 ORDER BY j.expires_at, j.seq
 """
 _NEXT_EXPIRY = """
@@ -46,16 +50,24 @@ WHERE ns = $1::int AND state = 0 AND expires_at > $2::bigint ORDER BY expires_at
 _FINISHED = f"""
 SELECT {WHOLE_COLUMNS} FROM (
     SELECT p.seq, p.finished_at
-    FROM $schema.queues x CROSS JOIN (VALUES (2), (3), (4)) s(state) CROSS JOIN LATERAL (
-        SELECT y.seq, y.finished_at FROM $schema.jobs y
-        WHERE y.queue = x.number AND y.state >= 2 AND y.state = s.state AND y.finished_at
-            <= $2::bigint - CASE s.state WHEN 3 THEN x.dead_retention_ms ELSE x.retention_ms END
-        ORDER BY y.finished_at, y.seq LIMIT $3::bigint
+    FROM $schema.queues x CROSS JOIN LATERAL (
+        (SELECT y.seq, y.finished_at FROM $schema.done_jobs y
+         WHERE y.queue = x.number AND y.finished_at <= $2::bigint - x.retention_ms
+         ORDER BY y.finished_at, y.seq LIMIT $3::bigint)
+        UNION ALL
+        (SELECT y.seq, y.finished_at FROM $schema.jobs y
+         WHERE y.queue = x.number AND y.state = 3
+           AND y.finished_at <= $2::bigint - x.dead_retention_ms
+         ORDER BY y.finished_at, y.seq LIMIT $3::bigint)
+        UNION ALL
+        (SELECT y.seq, y.finished_at FROM $schema.jobs y
+         WHERE y.queue = x.number AND y.state = 4
+           AND y.finished_at <= $2::bigint - x.retention_ms
+         ORDER BY y.finished_at, y.seq LIMIT $3::bigint)
     ) p
     WHERE x.ns = $1::int AND x.name IS NOT NULL
     ORDER BY p.finished_at, p.seq LIMIT $3::bigint
-) f
-JOIN $schema.jobs j ON j.ns = $1::int AND j.seq = f.seq
+) f {_BODY}
 JOIN $schema.queues q ON q.number = j.queue
 LEFT JOIN $schema.notes n ON n.job = j.seq
 ORDER BY f.finished_at, f.seq

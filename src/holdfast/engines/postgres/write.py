@@ -45,14 +45,17 @@ SELECT $schema.rewrite_jobs($1::int, $2::bigint, $3::boolean, $4::bigint[], $5::
     $7::smallint[], $8::smallint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::int[],
     $13::int[], $14::int[], $15::int[], $16::bigint[], $17::bigint[], $18::bigint[],
     $19::bigint[], $20::boolean[], $21::boolean[], $22::text[], $23::text[], $24::text[],
-    $25::text[], $26::text[], $27::bytea[], $28::bytea[], $29::bytea[], $30::text[], $31::int[],
-    $32::text[])
+    $25::text[], $26::bytea[], $27::text[], $28::int[])
+"""
+_REWRITE_BODIES = """
+SELECT $schema.rewrite_bodies($1::int, $2::bigint[], $3::text[], $4::text[], $5::text[],
+    $6::text[], $7::text[], $8::bytea[], $9::bytea[])
 """
 _DRAW = """
 SELECT $schema.now_ms($1::bigint),
        ARRAY(SELECT nextval('$schema.numbers') FROM generate_series(1, $2::int))
 """
-_REWRITE_COLUMNS = 29
+_REWRITE_COLUMNS = 25
 _EVENTS = """
 INSERT INTO $schema.events (job, body) SELECT * FROM unnest($1::bigint[], $2::bytea[])
 """
@@ -70,7 +73,8 @@ SELECT EXISTS (
         ) k
     ) w
     CROSS JOIN LATERAL (
-        SELECT FROM $schema.jobs j WHERE j.id = w.id AND j.ns + 0 = $1::int AND j.flow <> 0 OFFSET 0
+        SELECT FROM $schema.bodies b JOIN $schema.jobs j ON j.ns = b.ns AND j.seq = b.seq
+        WHERE b.id = w.id AND b.ns + 0 = $1::int AND j.flow <> 0 OFFSET 0
     ) j
 )
 """
@@ -280,7 +284,7 @@ def rewrite(
         raise Restart
     lane_numbers = yield from lanes.resolve(context, spots)
     rows = [(job, _lane(spot, lane_numbers)) for job, spot in zip(changed, spots, strict=True)]
-    for chunk in chunks(rows, lambda entry: _bytes_written(entry[0])):
+    for chunk in chunks(rows, lambda entry: len(entry[0].after.result or b"")):
         values = columns((_row(job, lane, queues) for job, lane in chunk), _REWRITE_COLUMNS)
         endings = only_value((yield Statement(_REWRITE, (context.ns, now, locked, *values))))
         if endings is None:
@@ -288,6 +292,9 @@ def rewrite(
             context.effects.locks = True
             raise Restart
         context.effects.endings += endings
+    bodies = [body for job in changed if (body := _changed_body(job)) is not None]
+    for some_bodies in chunks(bodies, lambda body: len(body[-1] or b"")):
+        yield Statement(_REWRITE_BODIES, (context.ns, *columns(some_bodies, 8)))
     forgetting = [job.before.seq for job in changed if job.forgets and job.noted]
     if forgetting:
         yield Statement(_CLEAR_NOTES, (forgetting,))
@@ -302,16 +309,26 @@ def _with_queue_expiry(job: LockedJob, queues: QueueSet) -> LockedJob:
     return job if after is job.after else job._replace(after=after)
 
 
-def _bytes_written(job: LockedJob) -> int:
-    payload = b"" if job.after.payload is job.before.payload else job.after.payload
-    return len(payload) + len(job.after.result or b"")
+def _changed_body(locked: LockedJob) -> tuple[Any, ...] | None:
+    """The columns of a body that has changed; the payload is NULL if it stays."""
+    before, after = locked.before, locked.after
+    payload = None if after.payload is before.payload else after.payload
+    fields = _body_fields(after)
+    if payload is None and fields == _body_fields(before):
+        return None
+    return (before.seq, *fields, payload)
+
+
+def _body_fields(job: Job) -> tuple[Any, ...]:
+    return (job.task, job.key, job.tenant, job.group, job.origin, extra_of(job))
 
 
 _WRONG_EXPIRIES = """
-SELECT j.seq, j.id, j.flow FROM $schema.jobs j
+SELECT j.seq, b.id, j.flow FROM $schema.jobs j
+JOIN $schema.bodies b ON b.ns = j.ns AND b.seq = j.seq
 WHERE j.ns = $1::int AND j.seq > $3::bigint AND j.state = 0 AND j.queue = $2::int
   AND j.expires_at IS DISTINCT FROM j.due_at + $4::bigint
-  AND (j.expires_at IS NULL OR convert_from(j.extra, 'UTF8')::jsonb ? 'queue_expiry')
+  AND (j.expires_at IS NULL OR convert_from(b.extra, 'UTF8')::jsonb ? 'queue_expiry')
 ORDER BY j.seq LIMIT 500
 """
 
@@ -350,7 +367,5 @@ def _row(locked: LockedJob, lane: int | None, queues: QueueSet) -> tuple[Any, ..
         job.due_at, locked.place, job.expires_at, job.version, job.attempt, job.crashes,
         job.releases | ALONE_BIT * job.alone, job.token, job.deadline_at, job.finished_at,
         job.overrides.lease_ms, job.cancel_requested, locked.noted, job.task, job.tenant,
-        job.group, job.origin, job.reason and str(job.reason), extra_of(job),
-        None if job.payload is before.payload else job.payload, job.result, job.fingerprint,
-        lane, job.key,
+        job.group, job.reason and str(job.reason), job.result, job.fingerprint, lane,
     )  # fmt: skip

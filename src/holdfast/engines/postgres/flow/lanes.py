@@ -25,7 +25,7 @@ _LOCK = "SELECT $schema.lock_flow($1::int[])"
 _QUEUES_OF = """
 SELECT DISTINCT q.number, q.name FROM unnest($2::text[]) AS w(id)
 CROSS JOIN LATERAL (
-    SELECT c.queue FROM $schema.jobs c WHERE c.id = w.id AND c.ns + 0 = $1::int OFFSET 0
+    SELECT c.queue FROM $schema.all_jobs c WHERE c.id = w.id AND c.ns + 0 = $1::int OFFSET 0
 ) j
 CROSS JOIN LATERAL (
     SELECT x.number, x.name FROM $schema.queues x WHERE x.number = j.queue OFFSET 0
@@ -40,7 +40,8 @@ WITH RECURSIVE below (id, queue) AS (
         SELECT e.child FROM $schema.edges e WHERE e.parent = b.id AND e.ns = $1::int OFFSET 0
     ) e
     CROSS JOIN LATERAL (
-        SELECT c.id, c.queue FROM $schema.jobs c WHERE c.ns = $1::int AND c.seq = e.child OFFSET 0
+        SELECT c.id, c.queue FROM $schema.all_jobs c
+        WHERE c.ns = $1::int AND c.seq = e.child OFFSET 0
     ) j
 )
 SELECT DISTINCT q.number, q.name FROM below b

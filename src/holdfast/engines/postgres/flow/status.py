@@ -26,7 +26,7 @@ SELECT at, tenants, took_ms FROM $schema.freed
 WHERE queue = $1::int AND tenants IS NOT NULL ORDER BY number
 """
 _JOB = f"""
-SELECT {WHOLE_COLUMNS} FROM $schema.jobs j
+SELECT {WHOLE_COLUMNS} FROM $schema.all_jobs j
 JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 LEFT JOIN $schema.notes n ON n.job = j.seq
 WHERE j.id = $2::text AND j.ns + 0 = $1::int
