@@ -16,6 +16,7 @@ NAMES = {
     "moto": "run moto's own SQS tests, from its source package, against the server",
     "poison": "run jobs that raise, hang and crash among good ones",
     "simulate": "simulate crashes, lost responses and clock jumps in virtual time, by seed",
+    "migration": "kill processes while they migrate a PostgreSQL store of an older version",
     "machine": "compare an engine with the reference engine in random histories (Hypothesis)",
     "power": "simulate power cuts under the SQLite engine",
     "writers": "measure how long many processes wait to write to one SQLite file",

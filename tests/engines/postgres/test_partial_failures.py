@@ -32,8 +32,7 @@ async def test_an_amendment_whose_second_round_fails(
         await far_engine.enqueue([a_job(slow), a_job(fast)])
         async with look.transaction():
             await look.execute(
-                "UPDATE jobs SET state = 4"
-                " WHERE seq = ANY (seqs_of(1, ARRAY[$1]))",
+                "UPDATE jobs SET state = 4 WHERE seq = ANY (seqs_of(1, ARRAY[$1]))",
                 fast,
             )
             wanted = JobFilter(ids=(slow, fast))

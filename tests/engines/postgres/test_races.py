@@ -29,8 +29,7 @@ async def test_a_completion_waits_for_a_renewal_and_wins(engine: PostgresEngine,
     leases = await engine.lease(LeaseRequest(queues=("default",), limit=3))
     async with look.transaction():
         await look.execute(
-            "UPDATE jobs SET deadline_at = deadline_at + 1"
-            " WHERE seq = ANY (seqs_of(1, '{b}'))",
+            "UPDATE jobs SET deadline_at = deadline_at + 1 WHERE seq = ANY (seqs_of(1, '{b}'))",
         )
         settlements = [Settlement(lease=lease, verdict=Complete(b"1")) for lease in leases]
         settling = asyncio.create_task(engine.settle(settlements))
@@ -61,8 +60,7 @@ async def test_a_renewal_that_waited_for_the_reaper_is_lost(
     lease = await lease_one(engine)
     async with look.transaction():
         await look.execute(
-            "UPDATE jobs SET state = 0, deadline_at = NULL"
-            " WHERE seq = ANY (seqs_of(1, '{a}'))",
+            "UPDATE jobs SET state = 0, deadline_at = NULL WHERE seq = ANY (seqs_of(1, '{a}'))",
         )
         renewing = asyncio.create_task(engine.renew([Renewal(lease=lease)]))
         await until_blocked(look)
@@ -88,8 +86,7 @@ async def test_edit_that_waited_changes_the_new_version(engine: PostgresEngine, 
     await engine.enqueue(jobs("ab"))
     async with look.transaction():
         await look.execute(
-            "UPDATE jobs SET attempt = 7, version = 9"
-            " WHERE seq = ANY (seqs_of(1, '{a}'))",
+            "UPDATE jobs SET attempt = 7, version = 9 WHERE seq = ANY (seqs_of(1, '{a}'))",
         )
         editing = asyncio.create_task(
             engine.amend(JobFilter(ids=("a", "b")), Edit(payload=b""), limit=2)

@@ -18,6 +18,7 @@ from holdfast.engines.postgres.queues import QueueSet, read_queues
 from holdfast.engines.postgres.rows import locked_job
 from holdfast.engines.postgres.script import CallContext, Restart, Script, Statement, only_value
 from holdfast.engines.postgres.search import (
+    BY_PARENT,
     CONDITION,
     QUEUE_NAME,
     SOURCES,
@@ -28,21 +29,10 @@ from holdfast.engines.postgres.search import (
 )
 from holdfast.engines.postgres.write import LockedJob
 
-
-_STATE = {
-    "bodies": """coalesce(
-        (SELECT y.state FROM $schema.jobs y WHERE y.ns = x.ns AND y.seq = x.seq), 2::smallint
-    ) = ANY ($5::smallint[])""",
-    "jobs": "x.state = ANY ($5::smallint[])",
-    "done_jobs": "true",
-    "children": "true",
-}
-"""The condition on the state of a source's jobs, by its table."""
-
-
 def _choose(source: Source) -> str:
+    condition = "true" if source == BY_PARENT else "j.state = ANY ($5::smallint[])"
     return f"""
-    SELECT j.seq, j.flow, q.name, j.origin FROM ({scan(source, _STATE[source.table], "ASC")}) j {QUEUE_NAME}
+    SELECT j.seq, j.flow, q.name, j.origin FROM ({scan(source, condition, "ASC")}) j {QUEUE_NAME}
     WHERE {CONDITION} AND NOT ($22::boolean AND j.cancel)
     ORDER BY j.number LIMIT $23::bigint
     """  # sql: the sources are the constants of `search`

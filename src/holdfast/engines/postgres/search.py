@@ -67,22 +67,22 @@ QUEUE_NAME = """
 
 
 class Source(NamedTuple):
-    """A table with the numbers of jobs in an index, and a condition that narrows a scan of it."""
+    """A view of jobs, and a condition that narrows a scan of it."""
 
-    table: str
+    view: str
     condition: str = "true"
-    column: str = "seq"
 
 
-_ALL = Source("bodies")
-_BY_ID = Source("bodies", "x.id = ANY ($3::text[])")
-_WAITING = Source("jobs", "x.state = 0")
-_LEASED = Source("jobs", "x.state IN (1, 5)")
-_UNFINISHED = Source("jobs", "(x.state < 2 OR x.state = 5)")
-_FAILED = Source("jobs", "x.state >= 3")
-_UNDONE = Source("jobs")
-_DONE = Source("done_jobs")
-BY_PARENT = Source("children", "x.parent = $21::text", "child")
+_ALL = Source("all_jobs")
+_BY_ID = Source("all_jobs", "j.id = ANY ($3::text[])")
+_UNDONE = Source("undone_with_bodies")
+_WAITING = Source("undone_with_bodies", "j.state = 0")
+_LEASED = Source("undone_with_bodies", "j.state IN (1, 5)")
+_UNFINISHED = Source("undone_with_bodies", "(j.state < 2 OR j.state = 5)")
+_FAILED = Source("undone_with_bodies", "j.state >= 3")
+_DONE = Source("done_with_bodies")
+BY_PARENT = Source("children")
+"""The jobs that depend on $21, which is not a condition on jobs: see `scan`."""
 _BY_STATE = {
     frozenset({State.WAITING}): _WAITING,
     frozenset({State.LEASED}): _LEASED,
@@ -95,21 +95,23 @@ _BY_STATE = {
 SOURCES = (_ALL, _BY_ID, BY_PARENT, _UNDONE, *dict.fromkeys(_BY_STATE.values()))
 
 
-def numbers_of(source: Source, condition: str, direction: Literal["ASC", "DESC"]) -> str:
-    """The numbers of a source's jobs that meet a condition on them, at most `SCAN_MAX` in order."""
-    return f"""
-    SELECT x.{source.column} AS number FROM $schema.{source.table} x
-    WHERE x.ns = $1::int AND {condition.format(seq=f"x.{source.column}")} AND {source.condition}
-    ORDER BY x.{source.column} {direction} LIMIT {SCAN_MAX}
-    """  # sql: constant pieces
-
-
 def scan(source: Source, condition: str, direction: Literal["ASC", "DESC"]) -> str:
-    """The jobs of `numbers_of`, with their `number`."""
+    """The jobs of a source that also meet a condition on their `seq`, at most `SCAN_MAX`, in the
+    order of `number`."""
+    if source != BY_PARENT:
+        return f"""
+        SELECT j.*, j.seq AS number FROM $schema.{source.view} j
+        WHERE j.ns = $1::int AND {condition.format(seq="j.seq")} AND {source.condition}
+        ORDER BY j.seq {direction} LIMIT {SCAN_MAX}
+        """  # sql: constant pieces
     return f"""
-    SELECT j.*, c.number FROM ({numbers_of(source, condition, direction)}) c
+    SELECT j.*, c.child AS number FROM (
+        SELECT x.child FROM $schema.children x
+        WHERE x.parent = $21::text AND x.ns = $1::int AND {condition.format(seq="x.child")}
+        ORDER BY x.child {direction} LIMIT {SCAN_MAX}
+    ) c
     CROSS JOIN LATERAL (
-        SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = c.number OFFSET 0
+        SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = c.child OFFSET 0
     ) j
     """  # sql: constant pieces
 
@@ -159,10 +161,23 @@ def _find(source: Source, columns: str) -> str:
     """  # sql: the sources are the constants above, and the columns those of `rows`
 
 
-def _end_of_scan(source: Source) -> str:
-    numbers = numbers_of(source, "{seq} < $2::bigint", "DESC").replace("$21", "$3")
-    return f"SELECT c.number FROM ({numbers}) c OFFSET {SCAN_MAX} - 1 LIMIT 1"  # sql: as above
+_NUMBERS = {"all_jobs": "bodies", "undone_with_bodies": "jobs", "done_with_bodies": "done_jobs"}
+"""The tables that have the numbers of a view's jobs."""
 
+
+def _end_of_scan(source: Source) -> str:
+    return f"""
+    SELECT j.seq FROM $schema.{_NUMBERS[source.view]} j
+    WHERE j.ns = $1::int AND j.seq < $2::bigint AND {source.condition}
+    ORDER BY j.seq DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
+    """  # sql: as above
+
+
+_LAST_CHILD = f"""
+SELECT c.child FROM $schema.children c
+WHERE c.parent = $3::text AND c.ns = $1::int AND c.child < $2::bigint
+ORDER BY c.child DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
+"""
 
 _COLUMNS: dict[TallyBy, str] = {
     "queue": "q.name",
@@ -190,7 +205,9 @@ def _tally(source: Source, column: str) -> str:
 
 _FIND = {source: _find(source, BRIEF_COLUMNS) for source in SOURCES}
 _FIND_ROWS = {source: _find(source, BARE_COLUMNS) for source in SOURCES}
-_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES if source != _BY_ID}
+_END_OF_SCAN = {
+    source: _end_of_scan(source) for source in SOURCES if source not in (_BY_ID, BY_PARENT)
+}
 _TALLY = {
     (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
 }
@@ -232,8 +249,11 @@ def find(
         return Page(jobs=jobs, after=jobs[-1].seq)
     if wanted.ids is not None:
         return Page(jobs=jobs)
-    end_values = (context.ns, start, *([wanted.parent] if source == BY_PARENT else []))
-    ends = yield Statement(_END_OF_SCAN[source], end_values, alone=True)
+    if source == BY_PARENT:
+        end = Statement(_LAST_CHILD, (context.ns, start, wanted.parent), alone=True)
+    else:
+        end = Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
+    ends = yield end
     return Page(jobs=jobs, after=ends[0][0] if ends else None)
 
 

@@ -123,16 +123,36 @@ INSERT INTO older SELECT last_value, -1, -1, NOT EXISTS (SELECT FROM bodies) FRO
 
 -- All done jobs.
 CREATE VIEW done_jobs AS
-SELECT d.ns, d.seq, d.queue, d.token, d.finished_at FROM done d
+SELECT d.seq, d.due_at, d.expires_at, d.token, d.leased_at, d.finished_at, d.ns, d.queue, d.attempt,
+       d.crashes, d.releases, d.version, d.rank, d.cancel, d.noted, d.worker, d.result
+FROM done d
 UNION ALL
-SELECT b.ns, b.seq, b.queue, b.token, b.finished_at FROM bodies b
-WHERE b.state = 2 AND b.seq <= (SELECT o.last FROM older o);
+SELECT b.seq, b.due_at, b.expires_at, b.token, b.leased_at, b.finished_at, b.ns, b.queue, b.attempt,
+       b.crashes, b.releases, b.version, b.rank, b.cancel, b.noted, b.worker, b.result
+FROM bodies b WHERE b.state = 2 AND b.seq <= (SELECT o.last FROM older o);
 
--- All jobs, for calls that look at few of them.
+-- Jobs with their bodies: those that are not done, those that are, and all. They are looked up one
+-- by one, in the order of a scan, because of OFFSET 0: a join of another kind would read whole
+-- tables.
+CREATE VIEW undone_with_bodies AS
+SELECT j.seq, j.ns, b.id, b.created_at, j.task, b.key, j.tenant, j.grp, b.origin, b.extra,
+       b.payload, j.deadline_at, j.lane, j.place, j.due_at, j.queue, j.attempt, j.crashes,
+       j.releases, j.version, j.rank, j.state, j.flow, j.cancel, j.noted, j.expires_at, j.token,
+       j.leased_at, j.finished_at, j.worker, NULL::bytea AS result, j.reason, j.fingerprint
+FROM jobs j
+CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = j.ns AND x.seq = j.seq OFFSET 0) b;
+CREATE VIEW done_with_bodies AS
+SELECT d.seq, d.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin, b.extra,
+       b.payload, NULL::bigint AS deadline_at, NULL::int AS lane, d.seq AS place, d.due_at, d.queue,
+       d.attempt, d.crashes, d.releases, d.version, d.rank, 2::smallint AS state,
+       0::smallint AS flow, d.cancel, d.noted, d.expires_at, d.token, d.leased_at, d.finished_at,
+       d.worker, d.result, NULL::text AS reason, NULL::text AS fingerprint
+FROM done_jobs d
+CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = d.ns AND x.seq = d.seq OFFSET 0) b;
 CREATE VIEW all_jobs AS
 SELECT b.seq, b.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin, b.extra,
     b.payload, j.deadline_at, j.lane,
-    coalesce(j.place, d.seq, b.place) AS place,
+    coalesce(j.place, b.seq) AS place,
     coalesce(j.due_at, d.due_at, b.due_at) AS due_at,
     coalesce(j.queue, d.queue, b.queue) AS queue,
     coalesce(j.attempt, d.attempt, b.attempt) AS attempt,
@@ -158,8 +178,10 @@ SELECT b.seq, b.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin
          ELSE b.result END AS result,
     j.reason, j.fingerprint
 FROM bodies b
-LEFT JOIN jobs j ON j.ns = b.ns AND j.seq = b.seq
-LEFT JOIN done d ON d.ns = b.ns AND d.seq = b.seq;
+LEFT JOIN LATERAL (SELECT * FROM jobs x WHERE x.ns = b.ns AND x.seq = b.seq OFFSET 0) j ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM done x WHERE j.seq IS NULL AND x.ns = b.ns AND x.seq = b.seq OFFSET 0
+) d ON true;
 
 -- Moves the next older jobs that are not done out of `bodies`; returns whether there are more.
 CREATE FUNCTION move_jobs(most int) RETURNS boolean LANGUAGE plpgsql
