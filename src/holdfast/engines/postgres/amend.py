@@ -29,6 +29,7 @@ from holdfast.engines.postgres.search import (
 )
 from holdfast.engines.postgres.write import LockedJob
 
+
 def _choose(source: Source) -> str:
     condition = "true" if source == BY_PARENT else "j.state = ANY ($5::smallint[])"
     return f"""
