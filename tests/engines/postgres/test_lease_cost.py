@@ -18,7 +18,7 @@ MANY = 20_000
 BATCH = 100
 ROUNDS = 3
 RATIO_MAX = 2.0
-PARENT_RATIO_MAX = 2.6
+PARENT_RATIO_MAX = 2.8
 """The end of a parent also reads its id, writes an ending, and finds and deletes an edge."""
 
 # Copies of one waiting job, with what tells it apart from the others of its shape.

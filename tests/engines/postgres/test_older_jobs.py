@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.conformance.contract.cases import a_job, from_default
 from holdfast.core.model import JobFilter, Lease, NewJob, Queue, State, Status
-from holdfast.core.verdict import Complete, Delete, Outcome, Redrive, Settlement
+from holdfast.core.verdict import Complete, Delete, Edit, Outcome, Redrive, Settlement
 from holdfast.engines.postgres import PostgresEngine, schema
 from tests.sources import ROOT
 from torture.migration import digest, make_old_store
@@ -136,6 +136,25 @@ async def test_an_older_job_is_put_back_and_done_again(pg_dsn: str, look: Any) -
     [view] = await engine.queues(names=("default",))
     assert view.done == 240, "it is counted once"
     assert await look.fetchval("SELECT count(*) FROM done") == 1
+    await engine.close()
+
+
+async def test_nothing_of_an_older_job_shines_through_once_it_is_done(pg_dsn: str) -> None:
+    """The columns that it had before the migration are still there."""
+    engine = await migrated(pg_dsn)
+    old = await get(engine, "job-11")
+    assert 0 not in (old.crashes, old.releases, old.priority)
+    wanted = JobFilter(ids=("job-11",), states=(State.DONE,))
+    assert await engine.amend(wanted, Redrive(), limit=1) == 1
+    plain = Edit(priority=0, by="me")
+    assert await engine.amend(JobFilter(ids=("job-11",)), plain, limit=1) == 1
+    [lease] = await engine.lease(from_default(1, ids=("job-11",), queues=()))
+    assert await engine.settle([Settlement(lease=lease, verdict=Complete())]) == [Outcome.SETTLED]
+    pages = await engine.find(JobFilter(states=(State.DONE,)), limit=JOBS)
+    [listed] = [job for job in pages.jobs if job.id == "job-11"]
+    for job in (await get(engine, "job-11"), listed):
+        assert (job.crashes, job.releases, job.priority, job.attempt) == (0, 0, 0, 1)
+        assert (job.worker, job.expires_at, job.result) == ("w", None, None)
     await engine.close()
 
 

@@ -11,6 +11,7 @@ from holdfast.core.model import NewJob, Renewal
 from holdfast.core.verdict import Complete, Outcome, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from tests.engines.postgres.test_query_cost import Meter, load
+from tests.engines.postgres.until import until
 
 BATCH = 200
 SCANS = """
@@ -19,14 +20,24 @@ WHERE schemaname = 'holdfast' AND relname IN ('bodies', 'jobs', 'done')
 """
 
 
+OTHERS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
 async def scans(look: Any) -> dict[str, int]:
     return {row["name"]: row["scans"] for row in await look.fetch(SCANS)}
 
 
-async def flushed(engine: PostgresEngine) -> None:
-    """The server adds a session's scans to the statistics when the session ends."""
-    assert engine._pool is not None
+async def flushed(engine: PostgresEngine, look: Any) -> None:
+    """The server adds a session's scans to the statistics before the session has ended."""
+
+    async def is_alone() -> bool:
+        return await look.fetchval(OTHERS) == 0
+
     await engine.close()
+    await until(is_alone)
     await engine.open()
 
 
@@ -38,10 +49,10 @@ class Used:
         self._engine = engine
 
     async def by(self, call: Callable[[], Awaitable[object]]) -> tuple[dict[str, float], float]:
-        await flushed(self._engine)
+        await flushed(self._engine, self._look)
         before = await scans(self._look)
         await call()
-        await flushed(self._engine)
+        await flushed(self._engine, self._look)
         after = await scans(self._look)
         used = {name: (after[name] - before[name]) / BATCH for name in after}
         meter = Meter(self._engine)

@@ -24,16 +24,24 @@ CROSS JOIN LATERAL (
 ) j"""
 _OVERDUE = f"""
 SELECT {BARE_COLUMNS} FROM (
-    SELECT x.seq FROM $schema.jobs x
-    WHERE x.ns = $1::int AND x.state IN (1, 5) AND x.deadline_at <= $2::bigint
+    SELECT x.seq FROM $schema.queues w CROSS JOIN LATERAL (
+        SELECT y.seq, y.deadline_at FROM $schema.jobs y
+        WHERE y.ns = $1::int AND y.queue = w.number AND y.state IN (1, 5)
+          AND y.deadline_at <= $2::bigint
+        ORDER BY y.deadline_at, y.seq LIMIT $3::bigint
+    ) x
+    WHERE w.ns = $1::int AND w.name IS NOT NULL
     ORDER BY x.deadline_at, x.seq LIMIT $3::bigint
 ) f {_BODY} JOIN $schema.queues q ON q.number = j.queue AND q.name IS NOT NULL
 ORDER BY j.deadline_at, j.seq
 """
 _NEXT_DEADLINE = """
-SELECT deadline_at FROM $schema.jobs
-WHERE ns = $1::int AND state IN (1, 5) AND deadline_at > $2::bigint
-ORDER BY deadline_at, seq LIMIT 1
+SELECT min(x.deadline_at) FROM $schema.queues w CROSS JOIN LATERAL (
+    SELECT y.deadline_at FROM $schema.jobs y
+    WHERE y.ns = $1::int AND y.queue = w.number AND y.state IN (1, 5) AND y.deadline_at > $2::bigint
+    ORDER BY y.deadline_at LIMIT 1
+) x
+WHERE w.ns = $1::int
 """
 _EXPIRED = f"""
 SELECT {BARE_COLUMNS} FROM (
@@ -100,8 +108,8 @@ def overdue(context: CallContext, limit: int) -> Script[Overdue]:
     leases = tuple(Lease(job=job, token=job.token or 0, lease_ms=0) for job in jobs)
     if len(leases) >= limit:
         return Overdue(leases=leases, next_ms=0)
-    following = yield Statement(_NEXT_DEADLINE, (context.ns, now), alone=True)
-    return Overdue(leases=leases, next_ms=only_value(following) - now if following else None)
+    next_at = only_value((yield Statement(_NEXT_DEADLINE, (context.ns, now), alone=True)))
+    return Overdue(leases=leases, next_ms=None if next_at is None else next_at - now)
 
 
 def expired(context: CallContext, limit: int) -> Script[Expired]:

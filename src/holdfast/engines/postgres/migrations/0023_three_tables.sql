@@ -32,39 +32,40 @@ ALTER INDEX bodies_id SET (fillfactor = 90);
 ALTER INDEX bodies_seq SET (fillfactor = 90);
 
 -- state: 0 waiting, 1 leased, 3 dead, 4 cancelled, 5 a leased dead letter. task, tenant and grp
--- repeat those of the body, because leasing chooses by them. Half of each page is left free for the
--- next version of its rows.
+-- repeat those of the body, because leasing chooses by them. So much of each page is left free that
+-- leased versions of all its rows fit on it: then the log has only what differs between two
+-- versions. The columns that a lease changes stand together for that.
 CREATE TABLE jobs (
     seq          bigint NOT NULL,
     place        bigint NOT NULL,
     due_at       bigint NOT NULL,
     expires_at   bigint,
-    token        bigint,
-    leased_at    bigint,
-    deadline_at  bigint,
     finished_at  bigint,
     lease_ms     bigint,
     ns           int NOT NULL,
     queue        int NOT NULL,
-    attempt      int NOT NULL DEFAULT 0,
     crashes      int NOT NULL DEFAULT 0,
     releases     int NOT NULL DEFAULT 0,
-    version      int NOT NULL DEFAULT 1,
     holds        int NOT NULL DEFAULT 0,
     lane         int,
     rank         smallint NOT NULL,
-    state        smallint NOT NULL DEFAULT 0,
     flow         smallint NOT NULL DEFAULT 0,
     cancel       boolean NOT NULL DEFAULT false,
     noted        boolean NOT NULL DEFAULT false,
+    state        smallint NOT NULL DEFAULT 0,
+    attempt      int NOT NULL DEFAULT 0,
+    version      int NOT NULL DEFAULT 1,
+    token        bigint,
+    leased_at    bigint,
+    deadline_at  bigint,
+    worker       text COLLATE "C",
     task         text COLLATE "C" NOT NULL,
     tenant       text COLLATE "C",
     grp          text COLLATE "C",
-    worker       text COLLATE "C",
     reason       text COLLATE "C",
     fingerprint  text COLLATE "C"
 ) WITH (
-    fillfactor = 50,
+    fillfactor = 40,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_analyze_threshold = 5000,
@@ -76,8 +77,7 @@ CREATE INDEX jobs_ready ON jobs (queue, rank, due_at, place) WHERE state = 0 AND
 CREATE INDEX jobs_aside ON jobs (queue, due_at, place) WHERE state = 0 AND holds <> 0;
 CREATE INDEX jobs_laned ON jobs (lane, rank, due_at, place)
     WHERE state = 0 AND holds = 0 AND lane IS NOT NULL;
-CREATE INDEX jobs_leased ON jobs (ns, deadline_at, seq) INCLUDE (queue, state)
-    WHERE state IN (1, 5);
+CREATE INDEX jobs_leased ON jobs (ns, queue, deadline_at) WHERE state IN (1, 5);
 CREATE INDEX jobs_stale ON jobs (queue, expires_at)
     WHERE state = 0 AND holds = 0 AND expires_at IS NOT NULL;
 CREATE INDEX jobs_expiring ON jobs (ns, expires_at, seq) WHERE state = 0 AND expires_at IS NOT NULL;
@@ -88,7 +88,8 @@ CREATE INDEX jobs_dead ON jobs (queue, due_at, seq) WHERE state = 3;
 CREATE INDEX jobs_ended ON jobs (queue, state, finished_at, seq) WHERE state >= 3;
 CREATE INDEX jobs_failed ON jobs (ns, seq) WHERE state >= 3;
 
--- Rows are written once, and deleted by the pruner or by a redrive.
+-- Rows are written once, and deleted by the pruner or by a redrive. Columns that few jobs set are
+-- NULL instead of 0 or false.
 CREATE TABLE done (
     seq          bigint NOT NULL,
     due_at       bigint NOT NULL,
@@ -99,17 +100,17 @@ CREATE TABLE done (
     ns           int NOT NULL,
     queue        int NOT NULL,
     attempt      int NOT NULL,
-    crashes      int NOT NULL,
-    releases     int NOT NULL,
     version      int NOT NULL,
-    rank         smallint NOT NULL,
-    cancel       boolean NOT NULL,
-    noted        boolean NOT NULL,
+    rank         smallint,
+    cancel       boolean,
+    noted        boolean,
+    crashes      int,
+    releases     int,
     worker       text COLLATE "C",
     result       bytea
 );
 CREATE UNIQUE INDEX done_seq ON done (ns, seq);
-CREATE INDEX done_ended ON done (queue, finished_at, seq);
+CREATE INDEX done_ended ON done (queue, finished_at);
 
 -- last: no job with a higher number was there before this version. ns, seq: where the move of the
 -- older jobs has arrived.
@@ -124,7 +125,9 @@ INSERT INTO older SELECT last_value, -1, -1, NOT EXISTS (SELECT FROM bodies) FRO
 -- All done jobs.
 CREATE VIEW done_jobs AS
 SELECT d.seq, d.due_at, d.expires_at, d.token, d.leased_at, d.finished_at, d.ns, d.queue, d.attempt,
-       d.crashes, d.releases, d.version, d.rank, d.cancel, d.noted, d.worker, d.result
+       coalesce(d.crashes, 0) AS crashes, coalesce(d.releases, 0) AS releases, d.version,
+       coalesce(d.rank, 0::smallint) AS rank, coalesce(d.cancel, false) AS cancel,
+       coalesce(d.noted, false) AS noted, d.worker, d.result
 FROM done d
 UNION ALL
 SELECT b.seq, b.due_at, b.expires_at, b.token, b.leased_at, b.finished_at, b.ns, b.queue, b.attempt,
@@ -156,14 +159,19 @@ SELECT b.seq, b.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin
     coalesce(j.due_at, d.due_at, b.due_at) AS due_at,
     coalesce(j.queue, d.queue, b.queue) AS queue,
     coalesce(j.attempt, d.attempt, b.attempt) AS attempt,
-    coalesce(j.crashes, d.crashes, b.crashes) AS crashes,
-    coalesce(j.releases, d.releases, b.releases) AS releases,
     coalesce(j.version, d.version, b.version) AS version,
-    coalesce(j.rank, d.rank, b.rank) AS rank,
     coalesce(j.state, 2::smallint) AS state,
     coalesce(j.flow, 0::smallint) AS flow,
-    coalesce(j.cancel, d.cancel, b.cancel) AS cancel,
-    coalesce(j.noted, d.noted, b.noted) AS noted,
+    CASE WHEN j.seq IS NOT NULL THEN j.crashes WHEN d.seq IS NOT NULL THEN coalesce(d.crashes, 0)
+         ELSE b.crashes END AS crashes,
+    CASE WHEN j.seq IS NOT NULL THEN j.releases WHEN d.seq IS NOT NULL THEN coalesce(d.releases, 0)
+         ELSE b.releases END AS releases,
+    CASE WHEN j.seq IS NOT NULL THEN j.rank WHEN d.seq IS NOT NULL
+         THEN coalesce(d.rank, 0::smallint) ELSE b.rank END AS rank,
+    CASE WHEN j.seq IS NOT NULL THEN j.cancel WHEN d.seq IS NOT NULL THEN coalesce(d.cancel, false)
+         ELSE b.cancel END AS cancel,
+    CASE WHEN j.seq IS NOT NULL THEN j.noted WHEN d.seq IS NOT NULL THEN coalesce(d.noted, false)
+         ELSE b.noted END AS noted,
     CASE WHEN j.seq IS NOT NULL THEN j.expires_at WHEN d.seq IS NOT NULL THEN d.expires_at
          ELSE b.expires_at END AS expires_at,
     CASE WHEN j.seq IS NOT NULL THEN j.token WHEN d.seq IS NOT NULL THEN d.token
@@ -813,7 +821,9 @@ BEGIN
             releases, version, rank, cancel, noted, worker, result
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
-               e.crashes, e.releases, e.version + 1, e.rank, e.cancel, e.noted, e.worker, e.result
+               nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
+               e.result
         FROM ended e;
         GET DIAGNOSTICS count_ = ROW_COUNT;
         IF count_ = cardinality(seqs) THEN
@@ -891,7 +901,9 @@ BEGIN
             releases, version, rank, cancel, noted, worker, result
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
-               e.crashes, e.releases, e.version + 1, e.rank, e.cancel, e.noted, e.worker, e.result
+               nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
+               e.result
         FROM ended e
     )
     SELECT count(*), bool_or(e.flow <> 0), array_agg(e.lane) FILTER (WHERE e.flow & 33 <> 0),
@@ -1013,7 +1025,9 @@ BEGIN
             releases, version, rank, cancel, noted, worker, result
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
-               e.crashes, e.releases, e.version + 1, e.rank, e.cancel, e.noted, e.worker, e.result
+               nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
+               e.result
         FROM ended e;
         had_flow := EXISTS (SELECT FROM unnest(was) AS w WHERE w.flow <> 0);
         endings_ := reflow(ns_, now_, was, '{}', 2::smallint);
@@ -1141,8 +1155,9 @@ BEGIN
             releases, version, rank, cancel, noted, worker, result
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, e.finished_at, e.ns, e.queue,
-               e.attempt, e.crashes, e.releases, e.version, e.rank, e.cancel, e.noted, e.worker,
-               e.result
+               e.attempt, nullif(e.crashes, 0), nullif(e.releases, 0), e.version,
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false),
+               e.worker, e.result
         FROM ended e;
     END IF;
     IF locked THEN
