@@ -82,13 +82,13 @@ SELECT CASE WHEN current_setting('track_counts')::boolean THEN concat_ws(' ',
     ) l),
     (SELECT md5(string_agg(md5(q.settings), '' ORDER BY q.number)) FROM $schema.queues q
      WHERE q.ns = $1::int AND q.name IS NOT NULL),
-    pg_stat_get_tuples_inserted(t.jobs), pg_stat_get_tuples_updated(t.jobs),
-    pg_stat_get_tuples_deleted(t.jobs)
+    (SELECT concat_ws(' ', sum(pg_stat_get_tuples_inserted(t.id)),
+                      sum(pg_stat_get_tuples_updated(t.id)), sum(pg_stat_get_tuples_deleted(t.id)))
+     FROM unnest(ARRAY['$schema.jobs', '$schema.done', '$schema.bodies']::regclass[]) AS t(id))
 ) END
-FROM (SELECT '$schema.jobs'::regclass::oid AS jobs) t
 """
 """Arrivals and leases show at once, and so do numbers that are drawn before a commit. The server
-adds up all writes of a table within some seconds after the commit, which shows the rest."""
+adds up all writes of the tables within some seconds after the commit, which shows the rest."""
 _COUNTS = "SELECT * FROM $schema.counts($1::int, $2::bigint, $3::int, $4::text[])"
 _NOW = "SELECT $schema.now_ms($1::bigint)"
 _DROP = """

@@ -8,7 +8,7 @@ scan is bounded before the condition is applied: a filter that matches nothing r
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,7 @@ from holdfast.engines.postgres.rows import (
 from holdfast.engines.postgres.script import CallContext, Script, Statement
 
 SCAN_MAX = str(bounds.SCAN_MAX)
+Direction: TypeAlias = Literal["ASC", "DESC"]
 
 # $1 namespace, $2 instant, $3 … $21 the filter, as `filter_values` gives them.
 CONDITION = """
@@ -67,10 +68,20 @@ QUEUE_NAME = """
 
 
 class Source(NamedTuple):
-    """A view of jobs, and a condition that narrows a scan of it."""
+    """A view of jobs, and a condition that narrows a scan of it; or tables with only the numbers of
+    jobs, each with such a condition."""
 
-    view: str
+    view: str = ""
     condition: str = "true"
+    numbers: tuple[NumberTable, ...] = ()
+
+
+class NumberTable(NamedTuple):
+    """A table with an index of the numbers of jobs."""
+
+    table: str
+    condition: str = "true"
+    column: str = "seq"
 
 
 _ALL = Source("all_jobs")
@@ -80,9 +91,8 @@ _WAITING = Source("undone_with_bodies", "j.state = 0")
 _LEASED = Source("undone_with_bodies", "j.state IN (1, 5)")
 _UNFINISHED = Source("undone_with_bodies", "(j.state < 2 OR j.state = 5)")
 _FAILED = Source("undone_with_bodies", "j.state >= 3")
-_DONE = Source("done_with_bodies")
-BY_PARENT = Source("children")
-"""The jobs that depend on $21, which is not a condition on jobs: see `scan`."""
+_DONE = Source(numbers=(NumberTable("done"), NumberTable("bodies", "x.state = 2")))
+BY_PARENT = Source(numbers=(NumberTable("children", "x.parent = $21::text", "child"),))
 _BY_STATE = {
     frozenset({State.WAITING}): _WAITING,
     frozenset({State.LEASED}): _LEASED,
@@ -95,24 +105,37 @@ _BY_STATE = {
 SOURCES = (_ALL, _BY_ID, BY_PARENT, _UNDONE, *dict.fromkeys(_BY_STATE.values()))
 
 
-def scan(source: Source, condition: str, direction: Literal["ASC", "DESC"]) -> str:
+def scan(source: Source, condition: str, direction: Direction) -> str:
     """The jobs of a source that also meet a condition on their `seq`, at most `SCAN_MAX`, in the
     order of `number`."""
-    if source != BY_PARENT:
+    if not source.numbers:
         return f"""
         SELECT j.*, j.seq AS number FROM $schema.{source.view} j
         WHERE j.ns = $1::int AND {condition.format(seq="j.seq")} AND {source.condition}
         ORDER BY j.seq {direction} LIMIT {SCAN_MAX}
         """  # sql: constant pieces
     return f"""
-    SELECT j.*, c.child AS number FROM (
-        SELECT x.child FROM $schema.children x
-        WHERE x.parent = $21::text AND x.ns = $1::int AND {condition.format(seq="x.child")}
-        ORDER BY x.child {direction} LIMIT {SCAN_MAX}
-    ) c
+    SELECT j.*, c.number FROM ({_numbers(source, condition, direction)}) c
     CROSS JOIN LATERAL (
-        SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = c.child OFFSET 0
+        SELECT * FROM $schema.all_jobs x WHERE x.ns = $1::int AND x.seq = c.number OFFSET 0
     ) j
+    """  # sql: constant pieces
+
+
+def _numbers(source: Source, condition: str, direction: Direction) -> str:
+    """The first numbers in the tables of a source. Each table is bounded and in order by itself, so
+    that none is read as a whole."""
+    parts = [
+        f"""
+        (SELECT x.{each.column} AS number FROM $schema.{each.table} x
+         WHERE x.ns = $1::int AND {condition.format(seq=f"x.{each.column}")} AND {each.condition}
+         ORDER BY x.{each.column} {direction} LIMIT {SCAN_MAX})
+        """  # sql: constant pieces
+        for each in source.numbers
+    ]
+    return f"""
+    SELECT n.number FROM ({" UNION ALL ".join(parts)}) n
+    ORDER BY n.number {direction} LIMIT {SCAN_MAX}
     """  # sql: constant pieces
 
 
@@ -161,23 +184,17 @@ def _find(source: Source, columns: str) -> str:
     """  # sql: the sources are the constants above, and the columns those of `rows`
 
 
-_NUMBERS = {"all_jobs": "bodies", "undone_with_bodies": "jobs", "done_with_bodies": "done_jobs"}
-"""The tables that have the numbers of a view's jobs."""
-
-
 def _end_of_scan(source: Source) -> str:
-    return f"""
-    SELECT j.seq FROM $schema.{_NUMBERS[source.view]} j
-    WHERE j.ns = $1::int AND j.seq < $2::bigint AND {source.condition}
-    ORDER BY j.seq DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
-    """  # sql: as above
+    numbers = source.numbers or (NumberTable(_TABLES[source.view], source.condition),)
+    condition = "{seq} < $2::bigint"
+    # The conditions of views name their jobs j, and the parent is the third value here.
+    found = _numbers(Source(numbers=numbers), condition, "DESC")
+    found = found.replace("j.state", "x.state").replace("$21", "$3")
+    return f"SELECT c.number FROM ({found}) c OFFSET {SCAN_MAX} - 1 LIMIT 1"  # sql: as above
 
 
-_LAST_CHILD = f"""
-SELECT c.child FROM $schema.children c
-WHERE c.parent = $3::text AND c.ns = $1::int AND c.child < $2::bigint
-ORDER BY c.child DESC OFFSET {SCAN_MAX} - 1 LIMIT 1
-"""
+_TABLES = {"all_jobs": "bodies", "undone_with_bodies": "jobs"}
+"""The tables that have the numbers of a view's jobs."""
 
 _COLUMNS: dict[TallyBy, str] = {
     "queue": "q.name",
@@ -205,9 +222,7 @@ def _tally(source: Source, column: str) -> str:
 
 _FIND = {source: _find(source, BRIEF_COLUMNS) for source in SOURCES}
 _FIND_ROWS = {source: _find(source, BARE_COLUMNS) for source in SOURCES}
-_END_OF_SCAN = {
-    source: _end_of_scan(source) for source in SOURCES if source not in (_BY_ID, BY_PARENT)
-}
+_END_OF_SCAN = {source: _end_of_scan(source) for source in SOURCES if source != _BY_ID}
 _TALLY = {
     (source, by): _tally(source, column) for source in SOURCES for by, column in _COLUMNS.items()
 }
@@ -249,11 +264,8 @@ def find(
         return Page(jobs=jobs, after=jobs[-1].seq)
     if wanted.ids is not None:
         return Page(jobs=jobs)
-    if source == BY_PARENT:
-        end = Statement(_LAST_CHILD, (context.ns, start, wanted.parent), alone=True)
-    else:
-        end = Statement(_END_OF_SCAN[source], (context.ns, start), alone=True)
-    ends = yield end
+    end_values = (context.ns, start, *([wanted.parent] if source == BY_PARENT else []))
+    ends = yield Statement(_END_OF_SCAN[source], end_values, alone=True)
     return Page(jobs=jobs, after=ends[0][0] if ends else None)
 
 

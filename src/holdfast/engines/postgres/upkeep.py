@@ -59,8 +59,13 @@ _FINISHED = f"""
 SELECT {WHOLE_COLUMNS} FROM (
     SELECT p.seq, p.finished_at
     FROM $schema.queues x CROSS JOIN LATERAL (
-        (SELECT y.seq, y.finished_at FROM $schema.done_jobs y
+        (SELECT y.seq, y.finished_at FROM $schema.done y
          WHERE y.queue = x.number AND y.finished_at <= $2::bigint - x.retention_ms
+         ORDER BY y.finished_at, y.seq LIMIT $3::bigint)
+        UNION ALL
+        (SELECT y.seq, y.finished_at FROM $schema.bodies y
+         WHERE y.queue = x.number AND y.state = 2
+           AND y.finished_at <= $2::bigint - x.retention_ms
          ORDER BY y.finished_at, y.seq LIMIT $3::bigint)
         UNION ALL
         (SELECT y.seq, y.finished_at FROM $schema.jobs y

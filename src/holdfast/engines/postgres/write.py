@@ -325,7 +325,9 @@ def _body_fields(job: Job) -> tuple[Any, ...]:
 
 _WRONG_EXPIRIES = """
 SELECT j.seq, b.id, j.flow FROM $schema.jobs j
-JOIN $schema.bodies b ON b.ns = j.ns AND b.seq = j.seq
+CROSS JOIN LATERAL (
+    SELECT x.id, x.extra FROM $schema.bodies x WHERE x.ns = j.ns AND x.seq = j.seq OFFSET 0
+) b
 WHERE j.ns = $1::int AND j.seq > $3::bigint AND j.state = 0 AND j.queue = $2::int
   AND j.expires_at IS DISTINCT FROM j.due_at + $4::bigint
   AND (j.expires_at IS NULL OR convert_from(b.extra, 'UTF8')::jsonb ? 'queue_expiry')

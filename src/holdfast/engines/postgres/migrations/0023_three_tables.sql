@@ -112,15 +112,15 @@ CREATE TABLE done (
 CREATE UNIQUE INDEX done_seq ON done (ns, seq);
 CREATE INDEX done_ended ON done (queue, finished_at);
 
--- last: no job with a higher number was there before this version. ns, seq: where the move of the
--- older jobs has arrived.
+-- Where the move of older jobs has arrived.
 CREATE TABLE older (
-    last      bigint NOT NULL,
     ns        int NOT NULL,
     seq       bigint NOT NULL,
     is_moved  boolean NOT NULL
 );
-INSERT INTO older SELECT last_value, -1, -1, NOT EXISTS (SELECT FROM bodies) FROM numbers;
+INSERT INTO older SELECT -1, -1, NOT EXISTS (SELECT FROM bodies);
+-- Done jobs of before, newest first; no other job has an entry.
+CREATE INDEX bodies_done ON bodies (ns, seq) WHERE state = 2;
 
 -- All done jobs.
 CREATE VIEW done_jobs AS
@@ -132,11 +132,10 @@ FROM done d
 UNION ALL
 SELECT b.seq, b.due_at, b.expires_at, b.token, b.leased_at, b.finished_at, b.ns, b.queue, b.attempt,
        b.crashes, b.releases, b.version, b.rank, b.cancel, b.noted, b.worker, b.result
-FROM bodies b WHERE b.state = 2 AND b.seq <= (SELECT o.last FROM older o);
+FROM bodies b WHERE b.state = 2;
 
--- Jobs with their bodies: those that are not done, those that are, and all. They are looked up one
--- by one, in the order of a scan, because of OFFSET 0: a join of another kind would read whole
--- tables.
+-- Jobs with their bodies: those that are not done, and all. They are looked up one by one, in the
+-- order of a scan, because of OFFSET 0: a join of another kind would read whole tables.
 CREATE VIEW undone_with_bodies AS
 SELECT j.seq, j.ns, b.id, b.created_at, j.task, b.key, j.tenant, j.grp, b.origin, b.extra,
        b.payload, j.deadline_at, j.lane, j.place, j.due_at, j.queue, j.attempt, j.crashes,
@@ -144,14 +143,6 @@ SELECT j.seq, j.ns, b.id, b.created_at, j.task, b.key, j.tenant, j.grp, b.origin
        j.leased_at, j.finished_at, j.worker, NULL::bytea AS result, j.reason, j.fingerprint
 FROM jobs j
 CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = j.ns AND x.seq = j.seq OFFSET 0) b;
-CREATE VIEW done_with_bodies AS
-SELECT d.seq, d.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin, b.extra,
-       b.payload, NULL::bigint AS deadline_at, NULL::int AS lane, d.seq AS place, d.due_at, d.queue,
-       d.attempt, d.crashes, d.releases, d.version, d.rank, 2::smallint AS state,
-       0::smallint AS flow, d.cancel, d.noted, d.expires_at, d.token, d.leased_at, d.finished_at,
-       d.worker, d.result, NULL::text AS reason, NULL::text AS fingerprint
-FROM done_jobs d
-CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = d.ns AND x.seq = d.seq OFFSET 0) b;
 CREATE VIEW all_jobs AS
 SELECT b.seq, b.ns, b.id, b.created_at, b.task, b.key, b.tenant, b.grp, b.origin, b.extra,
     b.payload, j.deadline_at, j.lane,
