@@ -12,7 +12,7 @@ from holdfast.core.model import JobFilter, Lease, LeaseRequest, Queue
 from holdfast.core.verdict import Bury, Complete, Redrive, Retry, Settlement
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres.flow import lanes
-from tests.engines.postgres.until import until
+from tests.engines.postgres.until import until, until_blocked
 
 SHAPES = (
     a_queue("default"),
@@ -137,3 +137,24 @@ async def test_recount_finds_a_job_in_a_wrong_lane(
     assert await engine.recount(100) > 0
     assert await lease_ids(engine) == ["a"]
     assert await engine.recount(100) == 0
+
+
+async def test_a_job_is_done_while_it_is_chosen_to_be_sorted(
+    engine: PostgresEngine, look: Any
+) -> None:
+    """Late, by a lease that had lapsed. The others come into their lanes all the same."""
+    await engine.enqueue([a_job("late"), a_job("next", tenant="t")])
+    [late] = await engine.lease(LeaseRequest(queues=("default",), limit=1))
+    await engine.settle([Settlement(lease=late, verdict=Retry())])
+    await declare_unsorted(engine, a_queue("default", fairness="shares"))
+    number = await look.fetchval("SELECT number FROM queues WHERE name = 'default'")
+    await look.execute("UPDATE jobs SET token = 7 WHERE seq = $1", late.job.seq)
+    async with look.transaction():
+        done = "SELECT complete_jobs(1, NULL, ARRAY[$1::bigint], '{7}', '{}')"
+        assert await look.fetchval(done, late.job.seq) is None
+        sorting = asyncio.create_task(engine._run(lanes.relane_step, number))
+        await until_blocked(look)
+    await sorting
+    assert await engine.recount(100) == 0
+    [lease] = await engine.lease(LeaseRequest(queues=("default",), limit=9))
+    assert lease.id == "next"

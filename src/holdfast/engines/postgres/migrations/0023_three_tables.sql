@@ -1679,3 +1679,104 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
+
+-- A job that was done meanwhile has no lane and no rank any more, but keeps its position.
+CREATE OR REPLACE FUNCTION sort_into_lanes(
+    ns_ int, given bigint, seqs bigint[], lanes_ int[]
+) RETURNS void LANGUAGE plpgsql
+SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    before_ int[];
+    ranks smallint[];
+BEGIN
+    SELECT array_agg(j.lane ORDER BY w.o), array_agg(j.rank ORDER BY w.o) INTO before_, ranks
+    FROM unnest(seqs) WITH ORDINALITY AS w(seq, o)
+    LEFT JOIN LATERAL (
+        SELECT * FROM jobs x WHERE x.ns = ns_ AND x.seq = w.seq OFFSET 0
+    ) j ON true;
+    UPDATE jobs j SET lane = u.lane, flow = (j.flow & ~1) | (u.lane IS NOT NULL)::int
+    FROM unnest(seqs, lanes_) AS u(seq, lane)
+    CROSS JOIN LATERAL (
+        SELECT x.ctid FROM jobs x WHERE x.ns = ns_ AND x.seq = u.seq AND x.state = 0 OFFSET 0
+    ) x
+    WHERE j.ctid = x.ctid;
+    PERFORM refresh(now_ms(given), before_ || lanes_, ranks || ranks);
+END $$;
+
+-- Locks and returns the next jobs of a queue that is being sorted into its lanes, and moves its
+-- cursor behind them. After the last ones the sorting is over.
+CREATE OR REPLACE FUNCTION to_sort(
+    ns_ int, queue_ int, most int, whole boolean
+) RETURNS SETOF kept LANGUAGE plpgsql
+SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    cursor_ flows;
+    seqs bigint[] := '{}';
+    ranks smallint[];
+    dues bigint[];
+    places bigint[];
+    count_ int;
+BEGIN
+    SELECT f.* INTO cursor_ FROM flows f WHERE f.queue = queue_ AND f.sorting;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF cursor_.is_aside THEN
+        SELECT array_agg(w.seq), array_agg(w.rank), array_agg(w.due_at), array_agg(w.place)
+        INTO seqs, ranks, dues, places FROM (
+            SELECT j.seq, j.rank, j.due_at, j.place FROM jobs j
+            WHERE j.queue = queue_ AND j.state = 0 AND j.holds <> 0
+              AND (j.due_at, j.place) > (cursor_.due_at, cursor_.place)
+            ORDER BY j.due_at, j.place LIMIT most
+        ) w;
+        IF seqs IS NULL THEN
+            cursor_.is_aside := false;
+            cursor_.due_at := -1;
+            cursor_.place := -1;
+        END IF;
+    END IF;
+    IF NOT cursor_.is_aside THEN
+        SELECT array_agg(w.seq), array_agg(w.rank), array_agg(w.due_at), array_agg(w.place)
+        INTO seqs, ranks, dues, places FROM (
+            SELECT j.seq, j.rank, j.due_at, j.place FROM jobs j
+            WHERE j.queue = queue_ AND j.state = 0 AND j.holds = 0
+              AND (j.rank, j.due_at, j.place) > (cursor_.rank, cursor_.due_at, cursor_.place)
+            ORDER BY j.rank, j.due_at, j.place LIMIT most
+        ) w;
+    END IF;
+    seqs := coalesce(seqs, '{}');
+    count_ := cardinality(seqs);
+    -- One of them may be done meanwhile, so their positions are not read again.
+    IF count_ > 0 THEN
+        UPDATE flows f SET is_aside = cursor_.is_aside, due_at = dues[count_],
+            place = places[count_],
+            rank = CASE WHEN cursor_.is_aside THEN f.rank ELSE ranks[count_] END
+        WHERE f.queue = queue_;
+    END IF;
+    IF NOT cursor_.is_aside AND cardinality(seqs) < most THEN
+        WITH found_ AS (
+            DELETE FROM strays s WHERE s.ctid = ANY (ARRAY(
+                SELECT x.ctid FROM strays x CROSS JOIN LATERAL (
+                    SELECT FROM jobs y
+                    WHERE y.ns = ns_ AND y.seq = x.seq AND y.queue = queue_ AND y.state = 0 OFFSET 0
+                ) j
+                WHERE x.queue = queue_ LIMIT most
+            ))
+            RETURNING s.seq
+        )
+        SELECT seqs || coalesce(array_agg(f.seq), '{}'), count(*) INTO seqs, count_ FROM found_ f;
+        -- These are the last: jobs that keep arriving or being released do not prolong the sorting.
+        IF count_ < most THEN
+            DELETE FROM strays s WHERE s.queue = queue_;
+            UPDATE flows f SET sorting = false WHERE f.queue = queue_;
+            UPDATE queues q SET laned = cursor_.wanted WHERE q.number = queue_;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT h.* FROM hold(ns_, ARRAY(
+        SELECT DISTINCT w.seq FROM unnest(seqs) AS w(seq) ORDER BY w.seq
+    ), whole) h;
+END $$;
