@@ -15,7 +15,7 @@ from holdfast.worker.wire import (
     AskedRelease,
     CallsEnded,
     CancelCall,
-    ChildCall,
+    ChildCalls,
     FromChild,
     GivenBack,
     NoteUpdate,
@@ -189,7 +189,7 @@ async def test_cancel_interrupts_a_coroutine_and_tells_a_function() -> None:
 
 async def test_an_unknown_task_is_released_uncharged() -> None:
     async with driven(1) as one:
-        one.runner.receive([ChildCall(1, "mail", (given_job(), given_job()))])
+        one.runner.receive([ChildCalls(1, "mail", [(given_job(), given_job())])])
         (word,) = one.words
         assert isinstance(word, CallsEnded)
         assert len(word.endings) == 2

@@ -245,7 +245,7 @@ async def test_a_call_that_must_end_at_once_is_cancelled_and_then_killed(
     (child,) = await driver.start()
     (ended, _) = driver.give("ab")
     child.run(*(call.number for call in child.calls))
-    ended.cancel_reported = ended.forced = True
+    ended.cancel_known = ended.forced = True
     driver.pool.cancel(ended)
     assert child.sent[-1] == CancelCall(ended.call, force=True)
     driver.pool.tick()
@@ -265,7 +265,7 @@ async def test_only_the_cancelled_job_of_a_batch_ends_by_force(
     (child,) = await driver.start()
     (_, ended, _) = driver.give("abc", "many")
     child.run(child.calls[0].number)
-    ended.cancel_reported = ended.forced = True
+    ended.cancel_known = ended.forced = True
     driver.pool.cancel(ended)
     driver.pool.tick()
     await child.wait_dead()
@@ -295,7 +295,7 @@ async def test_a_lost_job_of_a_batch_ends_the_run(
 async def test_cancel_of_one_job_of_a_batch_does_not_cancel_the_others(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     (_, asked, _) = driver.give("abc", "many")
-    asked.cancel_reported = True
+    asked.cancel_known = True
     driver.pool.cancel(asked)
     child.answer(CallsEnded([child.calls[0].number], (AskedCancel("as told", b"out"),) * 3))
     other = AskedRelease("another job of its batch was stopped", output=b"out")
