@@ -214,7 +214,8 @@ async def test_a_handler_that_cancels_other_tasks_costs_no_slot() -> None:
             assert "CancelledError" in ending.failure.type
 
 
-async def test_context_variables_do_not_reach_the_next_call() -> None:
+@pytest.mark.parametrize("kinds", ["plain", "awaited", "plain awaited"])
+async def test_context_variables_do_not_reach_the_next_call(kinds: str) -> None:
     def plain() -> int:
         before = STATE.get()
         STATE.set(before + 1)
@@ -224,7 +225,8 @@ async def test_context_variables_do_not_reach_the_next_call() -> None:
         return plain()
 
     async with driven(1, plain, awaited) as one:
-        one.runner.receive([one.call(n, ("plain", "awaited")[n % 2]) for n in range(1, 9)])
+        tasks = kinds.split()
+        one.runner.receive([one.call(n, tasks[n % len(tasks)]) for n in range(1, 9)])
         for number in range(1, 9):
             assert await one.ending(number) == Returned(b"0")
 

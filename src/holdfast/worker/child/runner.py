@@ -69,6 +69,8 @@ class CallRunner(ABC):
         finished: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """The context of the runner itself, without the variables that handlers set."""
         self._setup = setup
         self._board = board
         self._write = write
@@ -155,9 +157,9 @@ class CallRunner(ABC):
         if not self._flushing:
             self._flushing = True
             if seconds:
-                self._loop.call_later(seconds, self._flush)
+                self._loop.call_later(seconds, self._flush, context=self._context)
             else:
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -315,7 +317,7 @@ class HandlerRunner(CallRunner):
 
     def _start_task(self, attempt: Attempt, slot: int) -> None:
         attempt.task_handle = self._loop.create_task(
-            self._run_task(attempt, slot), name=attempt.task
+            self._run_task(attempt, slot), name=attempt.task, context=self._context.copy()
         )
 
     async def _run_task(self, attempt: Attempt, slot: int) -> None:
@@ -332,10 +334,11 @@ class HandlerRunner(CallRunner):
         attempt.task_handle = None
         if following is not None:
             self._start_task(following, slot)
-            self._gather()
+        if following is not None and self._unsent_calls < _GATHER_MAX:
+            self._flush_later(_GATHER_S)
         elif not self._awake:
             self._awake = True
-            self._loop.call_soon(self._collect)
+            self._loop.call_soon(self._collect, context=self._context)
 
     def _take_coroutine(self, slot: int) -> Attempt | None:
         """The next call for this slot; without one, or if it is for a thread, the slot is free."""
@@ -364,17 +367,10 @@ class HandlerRunner(CallRunner):
             self._end(*ended.popleft())
         if self._waiting:
             self._dispatch()
-        if self._waiting:
-            self._gather()
+        if self._waiting and self._unsent_calls < _GATHER_MAX:
+            self._flush_later(_GATHER_S)
         else:
             self._flush()
-
-    def _gather(self) -> None:
-        """Send the endings soon, or at once if there are many: more calls wait."""
-        if self._unsent_calls >= _GATHER_MAX:
-            self._flush()
-        elif not self._flushing:
-            self._flush_later(_GATHER_S)
 
     def _end(self, attempt: Attempt, endings: tuple[Ending, ...]) -> None:
         if attempt.contexts:
