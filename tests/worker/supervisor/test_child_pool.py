@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.model import Failure, FailureKind, Note, Overrides
 from holdfast.worker import processes
@@ -15,6 +16,7 @@ from holdfast.worker.wire import (
     CallsEnded,
     CancelCall,
     ChildBroken,
+    ChildCalls,
     ChildReady,
     Ending,
     Finish,
@@ -28,6 +30,8 @@ from holdfast.worker.wire import (
 from tests.worker.doubles import FakeChild
 from tests.worker.live_workers import until
 from tests.worker.pool_driver import PoolDriver, ids_of
+
+DONE = Returned()
 
 pytestmark = pytest.mark.usefixtures("pool_doubles")
 
@@ -51,6 +55,40 @@ async def test_no_more_than_its_slots(driver: PoolDriver) -> None:
     child.answer(CallsEnded([child.calls[0].number], (Returned(b"1"),)))
     assert ids_of(child) == ["a", "b", "c"]
     assert driver.listener.endings == {"a": Returned(b"1")}
+
+
+async def test_calls_of_a_task_travel_together(driver: PoolDriver) -> None:
+    """Only those that follow each other and have the same timeout, so that they start in order."""
+    (child,) = await driver.start()
+    child.setup = replace(child.setup, slots=9)
+    driver.pool._children[child].slots = 9
+    hurried = Overrides(timeout_ms=500)
+    leased = [
+        *driver.hold("ab"),
+        *driver.hold("c", overrides=hurried),
+        *driver.hold("de", "many"),
+        *driver.hold("fg"),
+    ]
+    driver.pool.add(leased)
+    sent = [message for message in child.sent if isinstance(message, ChildCalls)]
+    together = [
+        (
+            message.first,
+            message.task,
+            ["".join(job.id for job in jobs) for jobs in message.calls],
+            message.timeout_ms,
+        )
+        for message in sent
+    ]
+    assert together == [
+        (1, "work", ["a", "b"], None),
+        (3, "work", ["c"], 500),
+        (4, "many", ["de"], None),
+        (5, "work", ["f", "g"], None),
+    ]
+    child.answer(CallsEnded([call.number for call in child.calls if call.number != 4], (DONE,)))
+    child.answer(CallsEnded([4], (DONE, DONE)))
+    assert driver.listener.endings == dict.fromkeys("abcdefg", DONE)
 
 
 async def test_calls_are_spread_over_children() -> None:

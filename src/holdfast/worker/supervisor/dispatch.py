@@ -242,9 +242,9 @@ class PooledChild:
         """
         queues: dict[str, Queue] = {}
         alike: list[ChildCalls] = []
-        gentle_child = self.process.setup.target is None
+        last: ChildCalls | None = None
+        is_gentle = False
         for number, jobs in enumerate(calls, first_number):
-            task = jobs[0].lease.job.task
             limit_ms: int | None = None
             call_jobs: list[CallJob] = []
             for held in jobs:
@@ -256,11 +256,13 @@ class PooledChild:
                 if (job_ms := timeout_ms(queue, lease.job)) is not None:
                     limit_ms = shorter_timeout(limit_ms, job_ms)
                 call_jobs.append(call_job(lease, queue, on_sqs=on_sqs))
-            is_gentle = gentle_child or task in gentle_tasks
+            task = jobs[0].lease.job.task
+            if last is None or last.task != task or last.timeout_ms != limit_ms:
+                last = ChildCalls(number, task, [], limit_ms)
+                alike.append(last)
+                is_gentle = self.process.setup.target is None or task in gentle_tasks
+            last.calls.append(tuple(call_jobs))
             self.calls[number] = PlacedCall(number, jobs, is_gentle, limit_ms)
-            if not alike or (task, limit_ms) != (alike[-1].task, alike[-1].timeout_ms):
-                alike.append(ChildCalls(number, task, [], limit_ms))
-            alike[-1].calls.append(tuple(call_jobs))
         if calls:
             begin_before = min([held.begin_before for jobs in calls for held in jobs])
             board = self.process.board
