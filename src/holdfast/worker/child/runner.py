@@ -76,7 +76,7 @@ class CallRunner(ABC):
         self._write = write
         self._finished = finished
         self._finishing = False
-        self._flushing = False
+        self._flush_handle: asyncio.Handle | None = None
         self._waits_for_renewal = False
         self._unsent: list[FromChild] = []
         self._unsent_calls = 0
@@ -98,7 +98,7 @@ class CallRunner(ABC):
                 case _:
                     assert_never(instruction)
         self._dispatch()
-        if not self._flushing:
+        if self._flush_handle is None:
             self._flush()
 
     @abstractmethod
@@ -154,15 +154,18 @@ class CallRunner(ABC):
 
     def _flush_later(self, seconds: float) -> None:
         """Send everything that gathers until then in one frame."""
-        if not self._flushing:
-            self._flushing = True
-            if seconds:
-                self._loop.call_later(seconds, self._flush, context=self._context)
-            else:
-                self._loop.call_soon(self._flush, context=self._context)
+        if self._flush_handle is not None:
+            return
+        if seconds:
+            self._flush_handle = self._loop.call_later(seconds, self._flush, context=self._context)
+        else:
+            self._flush_handle = self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
-        self._flushing = False
+        if self._flush_handle is not None:
+            # It may still be pending: fired later, it would send the next answers too early.
+            self._flush_handle.cancel()
+            self._flush_handle = None
         if self._unsent:
             answers, self._unsent, self._unsent_calls = self._unsent, [], 0
             self._write(answers)
