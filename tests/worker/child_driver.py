@@ -20,7 +20,7 @@ from holdfast.worker.wire import (
     Board,
     CallJob,
     CallsEnded,
-    ChildCall,
+    ChildCalls,
     ChildSetup,
     Ending,
     FrameReader,
@@ -93,7 +93,7 @@ class Child:
         """Start a call; returns its number."""
         self._number += 1
         fields.setdefault("id", f"j{self._number}")
-        self.write(ChildCall(self._number, task, (given_job(payload, **fields),), timeout_ms))
+        self.write(ChildCalls(self._number, task, [(given_job(payload, **fields),)], timeout_ms))
         return self._number
 
     def command(

@@ -4,7 +4,7 @@ a list of the messages they got.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core.model import Lease, LeaseRequest, NewJob, Record, Renewal
 from holdfast.core.verdict import Outcome, Settlement
@@ -16,7 +16,8 @@ from holdfast.worker.supervisor.child_process import ChildListener, ChildProcess
 from holdfast.worker.supervisor.held_leases import HeldLease, HeldLeases, RunnerKind
 from holdfast.worker.wire import (
     Board,
-    ChildCall,
+    CallJob,
+    ChildCalls,
     ChildReady,
     ChildSetup,
     FromChild,
@@ -77,6 +78,15 @@ async def hold_new(
     return leased
 
 
+class GivenCall(NamedTuple):
+    """One call that a child got."""
+
+    number: int
+    task: str
+    jobs: tuple[CallJob, ...]
+    timeout_ms: int | None
+
+
 class FakeChild(ChildProcess):
     """A child without a process: `sent` has the instructions it got; `die` and `answer` are for the
     test."""
@@ -92,8 +102,13 @@ class FakeChild(ChildProcess):
         return 0
 
     @property
-    def calls(self) -> list[ChildCall]:
-        return [message for message in self.sent if isinstance(message, ChildCall)]
+    def calls(self) -> list[GivenCall]:
+        return [
+            GivenCall(number, message.task, jobs, message.timeout_ms)
+            for message in self.sent
+            if isinstance(message, ChildCalls)
+            for number, jobs in enumerate(message.calls, message.first)
+        ]
 
     async def start(self) -> None:
         self.board = Board.make(self.setup.slots)

@@ -69,13 +69,19 @@ class PoolDriver:
     def give(
         self, ids: str, task: str = "work", kind: RunnerKind = "python", **fields: Any
     ) -> list[HeldLease]:
+        leased = self.hold(ids, task, kind, **fields)
+        self.pool.add(leased)
+        return leased
+
+    def hold(
+        self, ids: str, task: str = "work", kind: RunnerKind = "python", **fields: Any
+    ) -> list[HeldLease]:
         leases = [
             Lease(job=Job(id=id_, task=task, queue="default", **fields), token=1, lease_ms=60_000)
             for id_ in ids
         ]
         leased = [HeldLease(lease, boot_s(), kind) for lease in leases]
         self.held.add(leased)
-        self.pool.add(leased)
         return leased
 
     async def newest(self, count: int) -> FakeChild:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast.worker.child.runner import HandlerRunner
-from holdfast.worker.wire import Board, CallsEnded, ChildCall, Ending, Finish, FromChild
+from holdfast.worker.wire import Board, CallsEnded, ChildCalls, Ending, Finish, FromChild
 from tests.worker.child_driver import TIMEOUT_S, given_job, setup
 from tests.worker.sample_handlers import handler
 
@@ -31,8 +31,8 @@ class Driven:
     def words(self) -> list[FromChild]:
         return [word for words in self.frames for word in words]
 
-    def call(self, number: int, task: str, payload: Any = None) -> ChildCall:
-        return ChildCall(number, task, (given_job(payload),))
+    def call(self, number: int, task: str, payload: Any = None) -> ChildCalls:
+        return ChildCalls(number, task, [(given_job(payload),)])
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(TIMEOUT_S):

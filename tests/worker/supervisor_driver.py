@@ -10,8 +10,8 @@ from holdfast.ops.workers import Workers
 from holdfast.worker.options import WorkerOptions
 from holdfast.worker.supervisor.child_pool import ChildPool
 from holdfast.worker.supervisor.supervisor import Supervisor
-from holdfast.worker.wire import CallsEnded, ChildCall, ChildSetup, Raised, Returned, TaskInfo
-from tests.worker.doubles import FakeChild, TroubledEngine
+from holdfast.worker.wire import CallsEnded, ChildSetup, Raised, Returned, TaskInfo
+from tests.worker.doubles import FakeChild, GivenCall, TroubledEngine
 from tests.worker.live_workers import until
 
 ERROR = Failure(type="ValueError", message="no")
@@ -41,7 +41,7 @@ class SupervisorDriver:
         return self.children[-1]
 
     @property
-    def open_calls(self) -> list[ChildCall]:
+    def open_calls(self) -> list[GivenCall]:
         (child,) = self.supervisor._pool._children.values()
         return [call for call in self.child.calls if call.number in child.calls]
 
@@ -64,11 +64,11 @@ class SupervisorDriver:
     async def enqueue(self, *ids: str, **fields: Any) -> None:
         await self.engine.enqueue([NewJob(**{"id": id_, "task": "work", **fields}) for id_ in ids])
 
-    async def calls(self, count: int) -> list[ChildCall]:
+    async def calls(self, count: int) -> list[GivenCall]:
         await until(lambda: len(self.open_calls) == count, f"{count} calls")
         return self.open_calls
 
-    def end(self, *calls: ChildCall, failed: bool = False) -> None:
+    def end(self, *calls: GivenCall, failed: bool = False) -> None:
         ending = Raised(ERROR) if failed else Returned()
         self.child.answer(*(CallsEnded([call.number], (ending,)) for call in calls))
 

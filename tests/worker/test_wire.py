@@ -16,7 +16,7 @@ from holdfast.worker.wire import (
     CallsEnded,
     CancelCall,
     ChildBroken,
-    ChildCall,
+    ChildCalls,
     ChildReady,
     ChildSetup,
     Finish,
@@ -61,7 +61,9 @@ UP: list[Any] = [
 
 
 def test_instructions_survive_the_way() -> None:
-    calls = msgspec.convert([["call", 1, "work", [list(g) for g in GIVEN], 500]], list[ChildCall])
+    calls = msgspec.convert(
+        [["calls", 1, "work", [[list(g) for g in GIVEN]], 500]], list[ChildCalls]
+    )
     words: list[ToChild] = [*calls, CancelCall(1), CancelCall(2, True), Recall(), Finish()]
     [body] = FrameReader().feed(encode_frame(words))
     assert decode_to_child(body) == words

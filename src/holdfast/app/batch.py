@@ -104,11 +104,8 @@ def id_of(receipts: Sequence[Receipt]) -> str:
     """The id of the batch; raises the error of the first job that was refused."""
     refused = [each for each in receipts if each.status is Status.REFUSED]
     if refused:
-        from holdfast.core.checks import accepted
-
-        accepted(
-            replace(refused[0], text=f"{len(refused)} of {len(receipts)} jobs: {refused[0].text}")
-        )
+        text = f"{len(refused)} of {len(receipts)} jobs: {refused[0].text}"
+        checks.accepted(replace(refused[0], text=text))
     return receipts[-1].id
 
 

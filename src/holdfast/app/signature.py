@@ -92,9 +92,10 @@ class Signature:
 
     def arguments(self, payload: bytes, content_type: str) -> Arguments:
         """The arguments for the function; UsageError if the payload does not fit."""
-        payload, content_type = codec.open_body(payload, content_type)
-        if not _is_json(content_type):
-            return self._raw(payload, content_type)
+        if content_type != codec.JSON:
+            payload, content_type = codec.open_body(payload, content_type)
+            if not _is_json(content_type):
+                return self._raw(payload, content_type)
         try:
             if payload[:1] == b"{":
                 return self._placed(self._read(payload))
@@ -189,7 +190,7 @@ class Signature:
         return {**bound, **extra}
 
     @functools.cached_property
-    def _decoder(self) -> msgspec.json.Decoder[Any]:
+    def _decode(self) -> Callable[[bytes], Any]:
         fields: list[Any] = []
         for name, parameter in self.parameters.items():
             field = self.types[name].field
@@ -205,7 +206,7 @@ class Signature:
         kind = msgspec.defstruct(
             "Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True
         )
-        return msgspec.json.Decoder(kind, dec_hook=from_json)
+        return msgspec.json.Decoder(kind, dec_hook=from_json).decode
 
     @functools.cached_property
     def _decode_rest(self) -> Callable[[bytes], Any]:
@@ -213,7 +214,7 @@ class Signature:
 
     def _read(self, payload: bytes) -> dict[str, Any]:
         try:
-            read = self._decoder.decode(payload)
+            read = self._decode(payload)
         except msgspec.ValidationError:
             raise
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -247,6 +248,8 @@ class Signature:
     def _placed(self, values: dict[str, Any]) -> Arguments:
         """Split values into positional and named arguments. Positional-only parameters go by
         position, with the defaults before them filled in."""
+        if self._is_plain:
+            return (), values
         by_place: list[Any] = []
         defaults: list[Any] = []
         several = values.pop(self._several, []) if self._several else []

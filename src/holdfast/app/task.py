@@ -48,7 +48,7 @@ from holdfast.errors import (
 )
 from holdfast.notation.durations import Duration, to_ms
 from holdfast.notation.job import JobOptions
-from holdfast.notation.options import expected, new_job, unknown_names
+from holdfast.notation.options import expected, new_id, new_job, unknown_names
 from holdfast.notation.policies import BreakerText, RateText, task_limits, to_breaker
 from holdfast.ops.dead_letters import DeadLetter, dead_letter_task
 from holdfast.process import wall_ms
@@ -294,15 +294,19 @@ class BoundTask(Generic[Parameters, Answer]):
 
     def job(self, *args: Parameters.args, **named: Parameters.kwargs) -> NewJob:
         """See `Task.job`."""
-        return self._job(args, named)
+        return self._job(args, named, self._mint())
 
-    def _job(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> NewJob:
+    def _mint(self) -> Callable[[], str]:
+        """The function that makes ids; see `Holdfast.new_id`."""
+        return self._task.app.home.mint or new_id
+
+    def _job(
+        self, args: tuple[Any, ...], named: Mapping[str, Any], mint: Callable[[], str]
+    ) -> NewJob:
         payload = self._task.signature.payload(args, named)
         # Options are converted and checked once, except `run_at`: the delay to it changes.
         template = self.template if self._options.get("run_at") is None else self._make()
-        return replace(
-            template, id=self._options.get("id") or self._task.app.new_id(), payload=payload
-        )
+        return replace(template, id=self._options.get("id") or mint(), payload=payload)
 
     def enqueue(self, *args: Parameters.args, **named: Parameters.kwargs) -> JobHandle[Answer]:
         """See `Task.enqueue`."""
@@ -334,15 +338,11 @@ class BoundTask(Generic[Parameters, Answer]):
 
     def _jobs(self, calls: Arguments) -> list[NewJob]:
         jobs = []
+        mint = self._mint()
         for at, call in enumerate(calls):
-            given: object = call
-            if not isinstance(given, Mapping | tuple | list):
-                raise InvalidJob(
-                    f"call {at} is {kind_of(given)}: give a tuple or dict of arguments"
-                )
-            args, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
+            args, named = _arguments(at, call)
             try:
-                jobs.append(self._job(args, named))
+                jobs.append(self._job(args, named, mint))
             except InvalidJob as error:
                 raise InvalidJob(f"call {at}: {error}") from None
         if len(jobs) > 1 and self._options.get("id") is not None:
@@ -372,7 +372,7 @@ class BoundTask(Generic[Parameters, Answer]):
         app = self._task.app
         if self._connection is None:
             jobs = app.hooks.prepared(jobs) if app.hooks.enqueue else jobs
-            receipts = await app.arun(self._enqueue(jobs))
+            receipts = await app.home.arun(lambda: self._enqueue(jobs))
         else:
             await app.arun(_nothing())
             receipts = []
@@ -430,15 +430,13 @@ class BoundTask(Generic[Parameters, Answer]):
             yield within.enqueue(jobs[at : at + bounds.BATCH_MAX])
 
     def _handles(self, receipts: list[Receipt]) -> list[JobHandle[Answer]]:
-        from holdfast.core.checks import accepted
-
         refused = [each for each in receipts if each.status is Status.REFUSED]
         if refused:
             one = refused[0]
             if len(receipts) > 1:
                 text = f"{len(refused)} of {len(receipts)} jobs were refused, the first: {one.text}"
                 one = replace(one, text=text)
-            accepted(one)
+            checks.accepted(one)
         return [
             JobHandle(self._task, each.id, duplicate=each.status is Status.DUPLICATE)
             for each in receipts
@@ -495,6 +493,15 @@ class JobHandle(Generic[Answer]):
                 raise ResultTimeout(f"job {self.id} is still {job.state if job else 'unknown'}")
             await self._task.app.home.pause(min(pause_s, left_s))
             pause_s = min(pause_s * _PAUSE_GROWTH, _PAUSE_S_MAX)
+
+
+def _arguments(at: int, given: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of one call of `enqueue_many`, by place and by name."""
+    if isinstance(given, tuple | list):
+        return tuple(given), {}
+    if isinstance(given, Mapping):
+        return (), given
+    raise InvalidJob(f"call {at} is {kind_of(given)}: give a tuple or dict of arguments")
 
 
 def _has_context(args: tuple[Any, ...]) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from collections.abc import Iterator, Sequence
+from time import monotonic_ns
 from typing import TypeAlias
 
 import msgspec
@@ -51,14 +51,15 @@ class CallJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sqs: SqsDelivery | None = None
 
 
-class ChildCall(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
-    """Run these jobs. `timeout_ms` counts from the start; a child interrupts a coroutine itself;
-    for a blocking function, the supervisor kills the child.
+class ChildCalls(msgspec.Struct, frozen=True, array_like=True, tag="calls", gc=False):
+    """Run these calls of a task, each with its jobs, numbered from `first`. `timeout_ms` counts
+    from the start of each; a child interrupts a coroutine itself; for a blocking function, the
+    supervisor kills the child.
     """
 
-    number: int
+    first: int
     task: str
-    jobs: tuple[CallJob, ...]
+    calls: list[tuple[CallJob, ...]]
     timeout_ms: int | None = None
 
 
@@ -79,7 +80,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     """Exit when no call is left."""
 
 
-ToChild: TypeAlias = ChildCall | CancelCall | Recall | Finish
+ToChild: TypeAlias = ChildCalls | CancelCall | Recall | Finish
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned", gc=False):
@@ -325,9 +326,11 @@ class Board:
     def start(self, slot: int, number: int) -> None:
         """Write the time first: a reader that sees the number must see when the call started."""
         cells = self._cells
-        cells[_STARTED] = max(cells[_STARTED], number)
-        cells[_HEAD + slot * _CELLS + 1] = time.monotonic_ns()
-        cells[_HEAD + slot * _CELLS] = number
+        if number > cells[_STARTED]:  # noqa: PLR1730 (max takes longer)
+            cells[_STARTED] = number
+        at = _HEAD + slot * _CELLS
+        cells[at + 1] = monotonic_ns()
+        cells[at] = number
 
     def end(self, slot: int) -> None:
         """The call of this slot has ended."""

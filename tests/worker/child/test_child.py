@@ -16,7 +16,7 @@ from holdfast.worker.wire import (
     CallsEnded,
     CancelCall,
     ChildBroken,
-    ChildCall,
+    ChildCalls,
     ChildReady,
     Finish,
     Raised,
@@ -67,7 +67,7 @@ def test_calls_of_every_kind(child: Child) -> None:
     assert child.ending(child.call("aecho", {"value": 5})) == Returned(b"5")
     number = child.call("report", None, attempt=3, token=9, checkpoint=b'{"at":1}')
     assert child.ending(number) == Returned(b'[3,9,{"at":1}]', output=b"from j3\n")
-    child.write(ChildCall(50, "total", (given_job(1), given_job(2), given_job(3))))
+    child.write(ChildCalls(50, "total", [(given_job(1), given_job(2), given_job(3))]))
     ended = child.wait_for(CallsEnded, lambda word: 50 in word.numbers)
     assert ended.endings == (Returned(b"6"),) * 3
 

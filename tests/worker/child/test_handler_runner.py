@@ -15,7 +15,7 @@ from holdfast.worker.wire import (
     AskedRelease,
     CallsEnded,
     CancelCall,
-    ChildCall,
+    ChildCalls,
     FromChild,
     GivenBack,
     NoteUpdate,
@@ -25,7 +25,7 @@ from holdfast.worker.wire import (
     ToChild,
 )
 from tests.worker.child_driver import TIMEOUT_S, given_job
-from tests.worker.runner_driver import driven
+from tests.worker.runner_driver import Driven, driven
 
 STATE: ContextVar[int] = ContextVar("STATE", default=0)
 
@@ -189,7 +189,7 @@ async def test_cancel_interrupts_a_coroutine_and_tells_a_function() -> None:
 
 async def test_an_unknown_task_is_released_uncharged() -> None:
     async with driven(1) as one:
-        one.runner.receive([ChildCall(1, "mail", (given_job(), given_job()))])
+        one.runner.receive([ChildCalls(1, "mail", [(given_job(), given_job())])])
         (word,) = one.words
         assert isinstance(word, CallsEnded)
         assert len(word.endings) == 2
@@ -214,7 +214,8 @@ async def test_a_handler_that_cancels_other_tasks_costs_no_slot() -> None:
             assert "CancelledError" in ending.failure.type
 
 
-async def test_context_variables_do_not_reach_the_next_call() -> None:
+@pytest.mark.parametrize("kinds", ["plain", "awaited", "plain awaited"])
+async def test_context_variables_do_not_reach_the_next_call(kinds: str) -> None:
     def plain() -> int:
         before = STATE.get()
         STATE.set(before + 1)
@@ -224,9 +225,37 @@ async def test_context_variables_do_not_reach_the_next_call() -> None:
         return plain()
 
     async with driven(1, plain, awaited) as one:
-        one.runner.receive([one.call(n, ("plain", "awaited")[n % 2]) for n in range(1, 9)])
+        tasks = kinds.split()
+        one.runner.receive([one.call(n, tasks[n % len(tasks)]) for n in range(1, 9)])
         for number in range(1, 9):
             assert await one.ending(number) == Returned(b"0")
+
+
+async def test_answers_are_sent_in_the_context_of_the_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker without child processes goes on from there, and must see nothing of its handlers."""
+    seen: list[int] = []
+    hear = Driven._hear
+
+    def heard(self: Driven, words: list[FromChild]) -> None:
+        seen.append(STATE.get())
+        hear(self, words)
+
+    async def awaited() -> None:
+        STATE.set(7)
+
+    def plain() -> None:
+        STATE.set(8)
+
+    monkeypatch.setattr(Driven, "_hear", heard)
+    async with driven(1, awaited, plain) as one:
+        for number in range(1, 400):
+            one.runner.receive([one.call(number, "plain" if number % 50 == 0 else "awaited")])
+        for number in range(1, 400):
+            await one.ending(number)
+    assert seen
+    assert set(seen) == {0}
 
 
 async def test_notes_come_while_it_runs_and_before_the_ending() -> None:

@@ -15,7 +15,7 @@ import pytest
 from holdfast import AttemptFilter
 from holdfast.process import JobFormatter, JsonFormatter, LogFormat
 from holdfast.worker.child.logs import set_up_logs
-from holdfast.worker.wire import ChildCall, ToChild
+from holdfast.worker.wire import ChildCalls, ToChild
 from tests.sources import ROOT
 from tests.worker.child_driver import given_job, started
 from tests.worker.runner_driver import driven
@@ -56,10 +56,8 @@ def no_log_handlers() -> Iterator[None]:
 
 
 def calls_of(task: str, *ids: str) -> list[ToChild]:
-    return [
-        ChildCall(number, task, (given_job(id=id_, attempt=number),))
-        for number, id_ in enumerate(ids, 1)
-    ]
+    jobs = [given_job(id=id_, attempt=number) for number, id_ in enumerate(ids, 1)]
+    return [ChildCalls(1, task, [(job,) for job in jobs])]
 
 
 async def test_handlers_that_run_concurrently_log_their_own_jobs(written: io.StringIO) -> None:

@@ -23,7 +23,7 @@ from holdfast.worker.supervisor.main import make_child_pool
 from holdfast.worker.wire import (
     CallsEnded,
     ChildBroken,
-    ChildCall,
+    ChildCalls,
     ChildReady,
     ChildSetup,
     Finish,
@@ -121,7 +121,7 @@ async def call(
     child: ChildProcess, listener: MessageLog, task: str, payload: object = None
 ) -> FromChild:
     """The answer to a call: its ending."""
-    child.write([ChildCall(1, task, (given_job(payload),))])
+    child.write([ChildCalls(1, task, [(given_job(payload),)])])
     await until(
         lambda: any(isinstance(word, CallsEnded) for word in listener.answers), f"the end of {task}"
     )
@@ -142,7 +142,7 @@ async def test_it_runs_calls_in_a_session_of_its_own(any_way: ChildStarter) -> N
 
 async def test_its_death_is_seen_with_signal_and_last_output(any_way: ChildStarter) -> None:
     child, listener = await any_way.child()
-    child.write([ChildCall(1, "crash", (given_job(),))])
+    child.write([ChildCalls(1, "crash", [(given_job(),)])])
     await child.wait_dead()
     assert (child.status, listener.deaths) == (-signal.SIGSEGV, 1)
     assert b"Fatal Python error: Segmentation fault" in child.tail

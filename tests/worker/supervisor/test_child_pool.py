@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.model import Failure, FailureKind, Note, Overrides
 from holdfast.worker import processes
@@ -15,6 +16,7 @@ from holdfast.worker.wire import (
     CallsEnded,
     CancelCall,
     ChildBroken,
+    ChildCalls,
     ChildReady,
     Ending,
     Finish,
@@ -28,6 +30,8 @@ from holdfast.worker.wire import (
 from tests.worker.doubles import FakeChild
 from tests.worker.live_workers import until
 from tests.worker.pool_driver import PoolDriver, ids_of
+
+DONE = Returned()
 
 pytestmark = pytest.mark.usefixtures("pool_doubles")
 
@@ -51,6 +55,40 @@ async def test_no_more_than_its_slots(driver: PoolDriver) -> None:
     child.answer(CallsEnded([child.calls[0].number], (Returned(b"1"),)))
     assert ids_of(child) == ["a", "b", "c"]
     assert driver.listener.endings == {"a": Returned(b"1")}
+
+
+async def test_calls_of_a_task_travel_together(driver: PoolDriver) -> None:
+    """Only those that follow each other and have the same timeout, so that they start in order."""
+    (child,) = await driver.start()
+    child.setup = replace(child.setup, slots=9)
+    driver.pool._children[child].slots = 9
+    hurried = Overrides(timeout_ms=500)
+    leased = [
+        *driver.hold("ab"),
+        *driver.hold("c", overrides=hurried),
+        *driver.hold("de", "many"),
+        *driver.hold("fg"),
+    ]
+    driver.pool.add(leased)
+    sent = [message for message in child.sent if isinstance(message, ChildCalls)]
+    together = [
+        (
+            message.first,
+            message.task,
+            ["".join(job.id for job in jobs) for jobs in message.calls],
+            message.timeout_ms,
+        )
+        for message in sent
+    ]
+    assert together == [
+        (1, "work", ["a", "b"], None),
+        (3, "work", ["c"], 500),
+        (4, "many", ["de"], None),
+        (5, "work", ["f", "g"], None),
+    ]
+    child.answer(CallsEnded([call.number for call in child.calls if call.number != 4], (DONE,)))
+    child.answer(CallsEnded([4], (DONE, DONE)))
+    assert driver.listener.endings == dict.fromkeys("abcdefg", DONE)
 
 
 async def test_calls_are_spread_over_children() -> None:
@@ -245,7 +283,7 @@ async def test_a_call_that_must_end_at_once_is_cancelled_and_then_killed(
     (child,) = await driver.start()
     (ended, _) = driver.give("ab")
     child.run(*(call.number for call in child.calls))
-    ended.cancel_reported = ended.forced = True
+    ended.cancel_known = ended.forced = True
     driver.pool.cancel(ended)
     assert child.sent[-1] == CancelCall(ended.call, force=True)
     driver.pool.tick()
@@ -265,7 +303,7 @@ async def test_only_the_cancelled_job_of_a_batch_ends_by_force(
     (child,) = await driver.start()
     (_, ended, _) = driver.give("abc", "many")
     child.run(child.calls[0].number)
-    ended.cancel_reported = ended.forced = True
+    ended.cancel_known = ended.forced = True
     driver.pool.cancel(ended)
     driver.pool.tick()
     await child.wait_dead()
@@ -295,7 +333,7 @@ async def test_a_lost_job_of_a_batch_ends_the_run(
 async def test_cancel_of_one_job_of_a_batch_does_not_cancel_the_others(driver: PoolDriver) -> None:
     (child,) = await driver.start()
     (_, asked, _) = driver.give("abc", "many")
-    asked.cancel_reported = True
+    asked.cancel_known = True
     driver.pool.cancel(asked)
     child.answer(CallsEnded([child.calls[0].number], (AskedCancel("as told", b"out"),) * 3))
     other = AskedRelease("another job of its batch was stopped", output=b"out")

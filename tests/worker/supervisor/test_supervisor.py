@@ -174,9 +174,9 @@ async def test_a_cancel_request_for_a_job_not_queued_yet_is_repeated(
     async with driver.running():
         await driver.calls(1)
         (held,) = driver.supervisor._held.all()
-        call, held.call, held.cancel_reported = held.call, 0, True
+        call, held.call, held.cancel_known = held.call, 0, True
         driver.supervisor._cancel(held)
-        assert not held.cancel_reported
+        assert not held.cancel_known
         held.call = call
 
 

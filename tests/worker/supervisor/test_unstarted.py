@@ -57,7 +57,7 @@ async def test_a_job_cancelled_before_it_started_does_not_start_elsewhere(
     pooled._rate = 1_000.0
     helds = driver.give("abc")
     child.run(*(call.number for call in child.calls[:2]))
-    helds[2].cancel_reported = True
+    helds[2].cancel_known = True
     child.answer(GivenBack((helds[2].call,)))
     assert isinstance(driver.listener.endings["c"], AskedCancel)
 

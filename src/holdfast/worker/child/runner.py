@@ -27,7 +27,7 @@ from holdfast.worker.wire import (
     Board,
     CallsEnded,
     CancelCall,
-    ChildCall,
+    ChildCalls,
     ChildSetup,
     Ending,
     Finish,
@@ -69,12 +69,14 @@ class CallRunner(ABC):
         finished: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """The context of the runner itself, without the variables that handlers set."""
         self._setup = setup
         self._board = board
         self._write = write
         self._finished = finished
         self._finishing = False
-        self._flushing = False
+        self._flush_handle: asyncio.Handle | None = None
         self._waits_for_renewal = False
         self._unsent: list[FromChild] = []
         self._unsent_calls = 0
@@ -85,8 +87,8 @@ class CallRunner(ABC):
         """Handle instructions from the supervisor."""
         for instruction in instructions:
             match instruction:
-                case ChildCall():
-                    self._add_call(instruction)
+                case ChildCalls():
+                    self._add_calls(instruction)
                 case CancelCall(number=number, lost=lost, force=force):
                     self._cancel(number, lost=lost, force=force)
                 case Recall():
@@ -96,14 +98,15 @@ class CallRunner(ABC):
                 case _:
                     assert_never(instruction)
         self._dispatch()
-        self._flush()
+        if self._flush_handle is None:
+            self._flush()
 
     @abstractmethod
     def stop(self) -> None:
         """Start no more calls, and end running calls as far as possible."""
 
     @abstractmethod
-    def _add_call(self, call: ChildCall) -> None: ...
+    def _add_calls(self, calls: ChildCalls) -> None: ...
 
     @abstractmethod
     def _cancel(self, number: int, *, lost: bool, force: bool) -> None: ...
@@ -151,15 +154,18 @@ class CallRunner(ABC):
 
     def _flush_later(self, seconds: float) -> None:
         """Send everything that gathers until then in one frame."""
-        if not self._flushing:
-            self._flushing = True
-            if seconds:
-                self._loop.call_later(seconds, self._flush)
-            else:
-                self._loop.call_soon(self._flush)
+        if self._flush_handle is not None:
+            return
+        if seconds:
+            self._flush_handle = self._loop.call_later(seconds, self._flush, context=self._context)
+        else:
+            self._flush_handle = self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
-        self._flushing = False
+        if self._flush_handle is not None:
+            # It may still be pending: fired later, it would send the next answers too early.
+            self._flush_handle.cancel()
+            self._flush_handle = None
         if self._unsent:
             answers, self._unsent, self._unsent_calls = self._unsent, [], 0
             self._write(answers)
@@ -182,8 +188,9 @@ class HandlerRunner(CallRunner):
         self._handlers = handlers
         self._attempt = attempt_class()
         self._attempts: dict[int, Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that have not ended. They keep their asyncio tasks alive."""
         self._ended: deque[tuple[Attempt, tuple[Ending, ...]]] = deque()
+        """Those that ended in threads."""
         self._awake = False
         self._stopping = False
         # The lock guards these, which the loop and the threads share.
@@ -230,23 +237,27 @@ class HandlerRunner(CallRunner):
             self._wake_from_thread()
         return self._wake_from_thread()
 
-    def _add_call(self, call: ChildCall) -> None:
-        handler = self._handlers.get(call.task)
+    def _add_calls(self, calls: ChildCalls) -> None:
+        handler = self._handlers.get(calls.task)
         if handler is None:
-            text = f"this process does not know task {call.task}"
-            unknown = AskedRelease(text, _UNKNOWN_DELAY_MS)
-            self._add_ended(call.number, (unknown,) * len(call.jobs))
+            unknown = AskedRelease(
+                f"this process does not know task {calls.task}", _UNKNOWN_DELAY_MS
+            )
+            for number, jobs in enumerate(calls.calls, calls.first):
+                self._add_ended(number, (unknown,) * len(jobs))
             return
-        attempt = self._attempt(
-            handler,
-            call.jobs,
-            timeout_ms=call.timeout_ms,
-            number=call.number,
-            noted=self._notes.add,
-            output_max=self._setup.output_max,
-        )
-        self._attempts[call.number] = attempt
-        self._waiting.append(attempt)
+        noted, output_max = self._notes.add, self._setup.output_max
+        for number, jobs in enumerate(calls.calls, calls.first):
+            attempt = self._attempt(
+                handler,
+                jobs,
+                timeout_ms=calls.timeout_ms,
+                number=number,
+                noted=noted,
+                output_max=output_max,
+            )
+            self._attempts[number] = attempt
+            self._waiting.append(attempt)
 
     def _cancel(self, number: int, *, lost: bool, force: bool) -> None:
         attempt = self._attempts.get(number)
@@ -308,11 +319,12 @@ class HandlerRunner(CallRunner):
         return False
 
     def _start_task(self, attempt: Attempt, slot: int) -> None:
-        task = self._loop.create_task(self._run_task(attempt, slot))
-        attempt.task_handle = task
-        self._tasks.add(task)
+        attempt.task_handle = self._loop.create_task(
+            self._run_task(attempt, slot), name=attempt.task, context=self._context.copy()
+        )
 
     async def _run_task(self, attempt: Attempt, slot: int) -> None:
+        following: Attempt | None = None
         if self._begin(attempt, slot):
             CURRENT.set(attempt)
             try:
@@ -320,14 +332,24 @@ class HandlerRunner(CallRunner):
             except BaseException as error:  # noqa: BLE001 (the slot must come back)
                 endings = attempt.failed(error)
             self._board.end(slot)
-            self._ended.append((attempt, endings))
-            self._free.append(slot)
-        task, attempt.task_handle = attempt.task_handle, None
-        if task is not None:
-            self._tasks.discard(task)
-        if not self._awake:
+            self._end(attempt, endings)
+            following = self._take_coroutine(slot)
+        attempt.task_handle = None
+        if following is not None:
+            self._start_task(following, slot)
+        if following is not None and self._unsent_calls < _GATHER_MAX:
+            self._flush_later(_GATHER_S)
+        elif not self._awake:
             self._awake = True
-            self._loop.call_soon(self._collect)
+            self._loop.call_soon(self._collect, context=self._context)
+
+    def _take_coroutine(self, slot: int) -> Attempt | None:
+        """The next call for this slot; without one, or if it is for a thread, the slot is free."""
+        with self._lock:
+            if self._waiting and self._waiting[0].handler.is_async:
+                return self._waiting.popleft()
+            self._free.append(slot)
+            return None
 
     def _start_thread(self, attempt: Attempt, slot: int) -> None:
         self._busy += 1

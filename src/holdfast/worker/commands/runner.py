@@ -16,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.core.model import COMMAND_TASK
 from holdfast.worker import processes
 from holdfast.worker.child.attempt import failure_of, record_endings
 from holdfast.worker.child.context import BoundedOutput
@@ -29,7 +30,8 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     Board,
-    ChildCall,
+    CallJob,
+    ChildCalls,
     ChildSetup,
     Ending,
     FromChild,
@@ -57,6 +59,14 @@ _LINGER_S = 5.0
 Owner = TypeVar("Owner")
 
 
+class CommandCall(NamedTuple):
+    """A call of the task `command`, which has one job."""
+
+    number: int
+    job: CallJob
+    timeout_ms: int | None
+
+
 class CommandRunner(CallRunner):
     """Runs calls of the task `command`; no Python code of users runs here."""
 
@@ -71,7 +81,7 @@ class CommandRunner(CallRunner):
         self._stdin = os.open(os.devnull, os.O_RDONLY)
         self._inherited = command.inherited(setup)
         self._pipes = PipeWatcher(self._loop, self._read)
-        self._waiting: deque[ChildCall] = deque()
+        self._waiting: deque[CommandCall] = deque()
         self._free = list(range(setup.slots))
         self._running: dict[int, RunningCommand] = {}
         self._leaders: dict[int, RunningCommand] = {}
@@ -86,12 +96,13 @@ class CommandRunner(CallRunner):
         for running in list(self._running.values()):
             self._kill(running)
 
-    def _add_call(self, call: ChildCall) -> None:
-        if call.task != "command":
-            unknown = AskedRelease(f"this process runs commands, not task {call.task}")
-            self._add_ended(call.number, (unknown,) * len(call.jobs))
-            return
-        self._waiting.append(call)
+    def _add_calls(self, calls: ChildCalls) -> None:
+        for number, jobs in enumerate(calls.calls, calls.first):
+            if calls.task == COMMAND_TASK:
+                self._waiting.append(CommandCall(number, jobs[0], calls.timeout_ms))
+            else:
+                unknown = AskedRelease(f"this process runs commands, not task {calls.task}")
+                self._add_ended(number, (unknown,) * len(jobs))
 
     def _cancel(self, number: int, *, lost: bool, force: bool) -> None:
         running = self._running.get(number)
@@ -298,7 +309,7 @@ class TracedCommandRunner(CommandRunner):
     def _spawn(self, running: RunningCommand) -> None:
         from holdfast.tracing.spans import RunSpan
 
-        run = RunSpan(running.call.task, running.call.jobs)
+        run = RunSpan(COMMAND_TASK, (running.job,))
         self._runs[running.call.number] = run
         with run.inside():
             super()._spawn(running)
@@ -336,10 +347,10 @@ class RunningCommand:
         "timer",
     )
 
-    def __init__(self, call: ChildCall, slot: int, output_max: int) -> None:
-        self.call: ChildCall = call
+    def __init__(self, call: CommandCall, slot: int, output_max: int) -> None:
+        self.call: CommandCall = call
         self.slot: int = slot
-        self.job: Final = call.jobs[0]
+        self.job: Final = call.job
         self.marker: tuple[bytes, bytes] = command.marker(self.job)
         self.pid: int = 0
         self.pipe: int = -1

@@ -373,7 +373,7 @@ class ChildPool:
         ended: list[EndedBatch] = []
         for held in reversed([held for call in calls for held in call.held]):
             held.call = 0
-            if held.cancel_reported:
+            if held.cancel_known:
                 ended.append(EndedBatch([held], AskedCancel("it was cancelled before it started")))
             elif self._closing or held.lost:
                 ended.append(EndedBatch([held], AskedRelease("the worker is stopping")))

@@ -14,6 +14,8 @@ from itertools import chain
 from time import monotonic, monotonic_ns
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.core import bounds
 from holdfast.core.model import Failure, FailureKind, Lease, Queue
 from holdfast.core.retry_policy import exhausted, timeout_ms
@@ -27,7 +29,7 @@ from holdfast.worker.wire import (
     AskedCancel,
     AskedRelease,
     CallJob,
-    ChildCall,
+    ChildCalls,
     Raised,
 )
 
@@ -182,35 +184,21 @@ def _take_same_task(waiting: deque[HeldLease], task: str, most: int, now: float)
     return taken
 
 
-class PlacedCall:
+class PlacedCall(msgspec.Struct, eq=False, gc=False):
     """A call that was given to a child. The child itself can end a `gentle` call."""
 
-    __slots__ = (
-        "cancelled",
-        "forced_at",
-        "gentle",
-        "held",
-        "lost_at",
-        "number",
-        "timeout_ms",
-    )
-
-    def __init__(self, number: int, held: list[HeldLease], gentle: bool) -> None:
-        self.number: int = number
-        self.held: list[HeldLease] = held
-        self.timeout_ms: int | None = None
-        self.gentle: bool = gentle
-        self.cancelled: bool = False
-        self.lost_at: float | None = None
-        self.forced_at: float | None = None
+    number: int
+    held: list[HeldLease]
+    gentle: bool
+    timeout_ms: int | None = None
+    cancelled: bool = False
+    lost_at: float | None = None
+    forced_at: float | None = None
 
     def raise_timeout(self, timeout_ms: int | None) -> None:
         """Its handler asked for more time."""
         if timeout_ms is not None and self.timeout_ms is not None:
             self.timeout_ms = max(self.timeout_ms, timeout_ms)
-
-    def begin_before_ns(self) -> int:
-        return int(min(held.begin_before for held in self.held) * 1e9)
 
 
 class PooledChild:
@@ -241,40 +229,45 @@ class PooledChild:
 
     def place(
         self,
-        calls: Iterable[list[HeldLease]],
+        calls: list[list[HeldLease]],
         first_number: int,
         queue_of: Callable[[str], Queue],
         gentle_tasks: Container[str],
         *,
         on_sqs: bool = False,
-    ) -> list[ChildCall]:
+    ) -> list[ChildCalls]:
         """Record these calls, numbered from `first_number`; the caller then writes them to the
-        child. The board is set first: it must never allow more than the leases do.
+        child: those of one task and timeout that follow each other, together. The board is set
+        first: it must never allow more than the leases do.
         """
         queues: dict[str, Queue] = {}
-        instructions: list[ChildCall] = []
-        begin_before = float("inf")
-        gentle_child = self.process.setup.target is None
+        alike: list[ChildCalls] = []
+        last: ChildCalls | None = None
+        is_gentle = False
         for number, jobs in enumerate(calls, first_number):
-            task = jobs[0].lease.job.task
-            call = PlacedCall(number, jobs, gentle_child or task in gentle_tasks)
+            limit_ms: int | None = None
             call_jobs: list[CallJob] = []
             for held in jobs:
                 held.call = number
-                begin_before = min(begin_before, held.begin_before)
                 lease = held.lease
                 name = lease.job.queue
                 if (queue := queues.get(name)) is None:
                     queue = queues[name] = queue_of(name)
-                if (limit_ms := timeout_ms(queue, lease.job)) is not None:
-                    call.timeout_ms = shorter_timeout(call.timeout_ms, limit_ms)
+                if (job_ms := timeout_ms(queue, lease.job)) is not None:
+                    limit_ms = shorter_timeout(limit_ms, job_ms)
                 call_jobs.append(call_job(lease, queue, on_sqs=on_sqs))
-            self.calls[number] = call
-            instructions.append(ChildCall(number, task, tuple(call_jobs), call.timeout_ms))
-        board = self.process.board
-        if instructions:
+            task = jobs[0].lease.job.task
+            if last is None or last.task != task or last.timeout_ms != limit_ms:
+                last = ChildCalls(number, task, [], limit_ms)
+                alike.append(last)
+                is_gentle = self.process.setup.target is None or task in gentle_tasks
+            last.calls.append(tuple(call_jobs))
+            self.calls[number] = PlacedCall(number, jobs, is_gentle, limit_ms)
+        if calls:
+            begin_before = min([held.begin_before for jobs in calls for held in jobs])
+            board = self.process.board
             board.until_ns = min(board.until_ns, int(begin_before * 1e9))
-        return instructions
+        return alike
 
     def update_board(self) -> None:
         """Called at every tick and after each renewal: the child may begin calls as long as this
@@ -282,14 +275,13 @@ class PooledChild:
         the child has given it up; running calls have already begun.
         """
         running = self.process.board.running()
-        self.process.board.until_ns = min(
-            (
-                call.begin_before_ns()
-                for number, call in self.calls.items()
-                if number not in running
-            ),
-            default=NO_DEADLINE_NS,
-        )
+        instants = [
+            held.begin_before
+            for number, call in self.calls.items()
+            if number not in running
+            for held in call.held
+        ]
+        self.process.board.until_ns = int(min(instants) * 1e9) if instants else NO_DEADLINE_NS
 
     def take_back(self, numbers: Iterable[int]) -> list[PlacedCall]:
         """Remove calls that have ended or were given back; without those no longer known."""

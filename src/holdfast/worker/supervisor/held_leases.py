@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import bounds
@@ -39,7 +40,7 @@ _PAUSE_S = 0.25
 _T = TypeVar("_T")
 
 
-class HeldLease:
+class HeldLease(msgspec.Struct, eq=False, gc=False):
     """One leased job.
 
     `call` is the number of the call that runs it, 0 before. A `forced` job was cancelled, and its
@@ -48,43 +49,23 @@ class HeldLease:
     have been read much later.
     """
 
-    __slots__ = (
-        "begin_before",
-        "call",
-        "came_at",
-        "cancel_reported",
-        "forced",
-        "kind",
-        "lease",
-        "lost",
-        "note",
-        "output",
-        "renewed_at",
-        "verdict",
-    )
+    lease: Lease
+    renewed_at: float
+    kind: RunnerKind
+    came_at: float = msgspec.field(default_factory=boot_s)
+    begin_before: float = 0.0
+    """The latest start under the current lease: soon after it another worker may have the job."""
+    call: int = 0
+    lost: bool = False
+    cancel_known: bool = False
+    forced: bool = False
+    note: Note | None = None
+    output: bytes | None = None
+    """All output of this attempt so far; a stored note is forgotten."""
+    verdict: Verdict | None = None
 
-    def __init__(
-        self,
-        lease: Lease,
-        requested_at: float,
-        kind: RunnerKind,
-        came_at: float | None = None,
-    ) -> None:
-        self.lease: Lease = lease
-        self.kind = kind
-        self.came_at: float = boot_s() if came_at is None else came_at
-        self.renewed_at: float = requested_at
-        self.begin_before: float = requested_at + _startable_s(lease.lease_ms)
-        """The latest start under the current lease: soon after it another worker may have the
-        job."""
-        self.call: int = 0
-        self.lost: bool = False
-        self.cancel_reported: bool = False
-        self.forced: bool = False
-        self.note: Note | None = None
-        self.output: bytes | None = None
-        """All output of this attempt so far; a stored note is forgotten."""
-        self.verdict: Verdict | None = None
+    def __post_init__(self) -> None:
+        self.begin_before = self.renewed_at + _startable_s(self.lease.lease_ms)
 
     @property
     def job(self) -> Job:
@@ -149,11 +130,13 @@ class HeldLeases:
     def active_count(self) -> int:
         return sum(self.active.values())
 
-    def add(self, leased: list[HeldLease]) -> None:
-        """Hold newly leased jobs."""
+    def add(self, leased: list[HeldLease]) -> Counter[RunnerKind]:
+        """Hold newly leased jobs; returns the number of each kind."""
         self._held.update(dict.fromkeys(leased))
-        for kind, count in Counter([held.kind for held in leased]).items():
+        counts = Counter([held.kind for held in leased])
+        for kind, count in counts.items():
             self.active[kind] += count
+        return counts
 
     def decide(self, held: HeldLease, verdict: Verdict) -> bool:
         """Record the verdict. False if the job is lost or already has one: the first verdict
@@ -298,8 +281,8 @@ class Renewer:
             held.renewed(lease, requested_at)
             if note is not None and held.note is note:
                 held.note = None
-            if lease.cancel_requested and not held.cancel_reported:
-                held.cancel_reported = True
+            if lease.cancel_requested and not held.cancel_known:
+                held.cancel_known = True
                 self._cancelled(held)
         self._renewed()
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from time import monotonic
 from typing import Protocol
@@ -446,8 +445,7 @@ class WorkerCapacity:
         of their group."""
         now = boot_s()
         leased = [HeldLease(lease, requested_at, self._kind_of(lease.job), now) for lease in leases]
-        self._held.add(leased)
-        kinds = Counter([held.kind for held in leased])
+        kinds = self._held.add(leased)
         for kind, share in self._shares.items():
             self._shares[kind] = share + (kinds[kind] / len(leased) - share) * 0.3
             self._unseen[kind] = 0 if kinds[kind] else self._unseen[kind] + len(leased)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, assert_never
 
@@ -85,7 +85,7 @@ class Settler:
         self._queue_of = queue_of
         self._settled = settled
         self._worker = worker
-        self._pending: deque[HeldLease] = deque()
+        self._pending: list[HeldLease] = []
         self._under_way = 0
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
@@ -135,7 +135,7 @@ class Settler:
             if not self._pending:
                 self._wake.clear()
                 await self._wake.wait()
-            batch = [self._pending.popleft() for _ in range(min(len(self._pending), _BATCH))]
+            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
             self._under_way = len(batch)
             try:
                 await self._settle(batch)
@@ -148,7 +148,7 @@ class Settler:
                 self._under_way = 0
                 # Part of the batch may have been answered: then the next jobs need not wait.
                 kept = [held for held in batch if held in self._held]
-                self._pending.extendleft(reversed(kept))
+                self._pending[:0] = kept
                 if len(kept) < len(batch):
                     pause = _PAUSE_S_FIRST
                     self._answered.set()
@@ -274,15 +274,13 @@ class JobLog:
     def add(self, jobs: Iterable[HeldLease]) -> None:
         """Write the lines of jobs that the engine has answered for."""
         self.flush()
-        for held in jobs:
-            if type(held.verdict) is Bury and not held.lost:
-                continue
-            if self._written < self.LINES_MAX:
-                self._written += 1
-                now = self._clock()
-                self._write(settled_line(held, now), settled_fields(held, now))
-            else:
-                self._left_out[_outcome_word(held)] += 1
+        shown = [held for held in jobs if type(held.verdict) is not Bury or held.lost]
+        room = self.LINES_MAX - self._written
+        self._written += len(shown[:room])
+        for held in shown[:room]:
+            now = self._clock()
+            self._write(settled_line(held, now), settled_fields(held, now))
+        self._left_out.update(map(_outcome_word, shown[room:]))
 
     def flush(self) -> None:
         """Called at every tick: once a second, write how many jobs were left out."""
@@ -410,7 +408,7 @@ def ending_for_job(held: HeldLease, ending: Ending) -> Ending:
     """The ending of one job of a cancelled call: if only another job of its batch was cancelled,
     this one is released.
     """
-    if isinstance(ending, AskedCancel) and not held.cancel_reported:
+    if isinstance(ending, AskedCancel) and not held.cancel_known:
         return AskedRelease("another job of its batch was stopped", output=ending.output)
     return ending
 

@@ -318,7 +318,7 @@ class Supervisor:
             self._intake.freed(held.kind)
         else:
             # Not queued yet: the next renewal brings the request again.
-            held.cancel_reported = False
+            held.cancel_known = False
 
     def _force(self, ids: frozenset[str]) -> None:
         """End the running attempts of these jobs at once. If a job's cancel request is not known
@@ -326,7 +326,7 @@ class Supervisor:
         for held in self._held.all() if ids else ():
             if held.job.id in ids and not held.lost and held.verdict is None:
                 held.forced = True
-                if held.cancel_reported:
+                if held.cancel_known:
                     self._cancel(held)
 
     async def _finish(self) -> None:
