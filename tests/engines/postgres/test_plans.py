@@ -34,7 +34,8 @@ async def flushed(engine: PostgresEngine, look: Any) -> None:
     """The server adds a session's scans to the statistics before the session has ended."""
 
     async def is_alone() -> bool:
-        return await look.fetchval(OTHERS) == 0
+        others: int = await look.fetchval(OTHERS)
+        return others == 0
 
     await engine.close()
     await until(is_alone)

@@ -402,8 +402,11 @@ class PostgresEngine:
 
     def _may_free_others(self, settlements: Sequence[Settlement]) -> bool:
         """Whether the end of these leases may let other jobs start."""
-        jobs = [settlement.lease.job for settlement in settlements]
-        return any(job.group is not None or job.queue in self._laned for job in jobs)
+        for settlement in settlements:
+            job = settlement.lease.job
+            if job.group is not None or job.queue in self._laned:
+                return True
+        return False
 
     async def _read(self, call: Callable[..., Script[T]], *arguments: object) -> T:
         pool, context = self._opened()

@@ -128,9 +128,11 @@ def new_lease(row: Row, worker: str | None) -> Lease:
     job = Job(
         id=id_, seq=seq, queue=queue, task=task, payload=payload, priority=-rank, state=_LEASED,
         version=version, attempt=attempt, created_at=created_at, due_at=due_at,
-        leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker, tenant=tenant,
-        group=group,
+        leased_at=leased_at, deadline_at=deadline_at, token=token, worker=worker,
     )  # fmt: skip
+    # A call with more than 15 keyword arguments takes twice as long.
+    if tenant is not None or group is not None:
+        job = msgspec.structs.replace(job, tenant=tenant, group=group)
     if rare is not None:
         job = msgspec.structs.replace(job, **_rare_fields(rare))
     return Lease(job=job, token=token, lease_ms=deadline_at - leased_at)

@@ -57,49 +57,46 @@ def settle(context: CallContext, settlements: Sequence[Settlement]) -> Script[li
     """Apply verdicts to leases that are still valid; returns an outcome for each, in the order
     given.
     """
-    seqs = {settlement.lease.job.seq for settlement in settlements}
-    if (
-        len(seqs) == len(settlements)
-        and all(map(_is_plain, settlements))
-        and sum(map(_result_bytes, settlements)) <= STATEMENT_BYTES_MAX
-    ):
-        done = yield from _complete(context, sorted(settlements, key=_lock_order))
-        if len(done) == len(seqs):
-            return [Outcome.SETTLED] * len(settlements)
-        # As in `lifecycle.judge`: a completion is settled if the job is done under this token.
-        return [
-            Outcome.SETTLED if settlement.lease.job.seq in done else Outcome.LOST
-            for settlement in settlements
-        ]
-    return (yield from _settle_carefully(context, settlements))
+    if not _are_plain(settlements):
+        return (yield from _settle_carefully(context, settlements))
+    done = yield from _complete(context, sorted(settlements, key=_lock_order))
+    if done is None:
+        return [Outcome.SETTLED] * len(settlements)
+    # As in `lifecycle.judge`: a completion is settled if the job is done under this token.
+    return [
+        Outcome.SETTLED if settlement.lease.job.seq in done else Outcome.LOST
+        for settlement in settlements
+    ]
 
 
 _lock_order = attrgetter("lease.job.seq")
 """Job rows are locked in the order of seq."""
 
 
-def _is_plain(settlement: Settlement) -> bool:
-    """Whether it is a completion without follow-up jobs and without a note; not of a dead letter,
-    which is deleted."""
-    verdict = settlement.verdict
-    return (
-        type(verdict) is Complete
-        and settlement.lease.job.reason is None
-        and not verdict.then
-        and settlement.note is None
-        and can_exist(settlement.lease)
-        and (verdict.result is None or _is_within_bounds(settlement))
-    )
+def _are_plain(settlements: Sequence[Settlement]) -> bool:
+    """Whether all complete different jobs, without follow-up jobs and notes, and fit into
+    one statement. Not those of dead letters, which are deleted."""
+    seqs = set()
+    total = 0
+    for settlement in settlements:
+        lease, verdict = settlement.lease, settlement.verdict
+        if type(verdict) is not Complete or verdict.then or settlement.note is not None:
+            return False
+        if lease.job.reason is not None or not can_exist(lease):
+            return False
+        if verdict.result is not None:
+            if not _is_within_bounds(settlement):
+                return False
+            total += len(verdict.result)
+        seqs.add(lease.job.seq)
+    return len(seqs) == len(settlements) and total <= STATEMENT_BYTES_MAX
 
 
-def _result_bytes(settlement: Settlement) -> int:
-    verdict = settlement.verdict
-    return len(verdict.result or b"") if type(verdict) is Complete else 0
-
-
-def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Collection[int]]:
-    """Complete the leases and return the numbers of the jobs that are done. Plain jobs go first,
-    because the others need the flow locks."""
+def _complete(
+    context: CallContext, ordered: Sequence[Settlement]
+) -> Script[Collection[int] | None]:
+    """Complete the leases and return the numbers of the jobs that are done, None if all are. Plain
+    jobs go first, because the others need the flow locks."""
     effects = context.effects
     if effects.is_final:
         return (yield from _complete_at_once(context, ordered))
@@ -108,18 +105,18 @@ def _complete(context: CallContext, ordered: Sequence[Settlement]) -> Script[Col
         return (yield from _complete_locked(context, ordered, names))
     effects.is_cautious = True
     flowing = effects.laned | effects.flowing
-    plain: list[Settlement] = []
-    left: list[Settlement] = []
-    for settlement in ordered:
-        (left if _has_flow(flowing, settlement) else plain).append(settlement)
-    done = {settlement.lease.job.seq for settlement in plain}
+    left = [settlement for settlement in ordered if _has_flow(flowing, settlement)]
+    plain = [one for one in ordered if not _has_flow(flowing, one)] if left else ordered
+    found: Sequence[int | None] | None = None
     if plain:
-        found = only_value(
-            (yield Statement(_COMPLETE, _complete_values(context, plain), alone=True))
-        )
-        if found is not None:
-            done &= set(found)
-        context.effects.is_in_part |= bool(done)
+        values = _complete_values(context, plain)
+        found = only_value((yield Statement(_COMPLETE, values, alone=True)))
+        context.effects.is_in_part |= found is None or any(seq is not None for seq in found)
+        if found is None and not left:
+            return None
+    done = {one.lease.job.seq for one in plain}
+    if found is not None:
+        done.intersection_update(seq for seq in found if seq is not None)
         if found and found[0] is None:
             # Some jobs turned out to have flow control.
             left += [settlement for settlement in plain if settlement.lease.job.seq not in done]
