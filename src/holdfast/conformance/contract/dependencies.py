@@ -332,6 +332,16 @@ class DependencyContract:
         assert await settle(twin, lease, Complete()) is Outcome.SETTLED
         assert await twin.waits("c") == Waits(parents=("p",), parent_count=1)
 
+    @needs("dead_leases", "keys", "ordered")
+    async def test_a_parent_whose_dead_letter_is_leased_has_ended(self, twin: Twin) -> None:
+        """Also for a batch whose keys lock other jobs."""
+        await twin.enqueue([a_job("p")])
+        await settle(twin, await lease_one(twin), Bury())
+        await lease_one(twin, dead=True)
+        await twin.enqueue([a_job("k", key="x")])
+        await twin.enqueue([a_job("l", key="x"), after("e", "p", after_on="death")])
+        assert await lease_ids(twin) == ["k", "e"]
+
     @needs("inspect", "fencing")
     @pytest.mark.parametrize("verdict", [Complete(), Bury()], ids=["complete", "bury"])
     async def test_law_05_a_late_settle_ends_a_parent(
