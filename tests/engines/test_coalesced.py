@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core import checks
 from holdfast.core.model import (
     JobFilter,
     LeaseRequest,
@@ -28,8 +29,9 @@ from holdfast.engines import coalesced
 from holdfast.engines.coalesced import Coalesced, _ThreadCall
 from holdfast.engines.observed import Observed
 from holdfast.engines.registry import open_engine
-from holdfast.errors import EngineClosed, EngineUnavailable, UsageError
-from holdfast.events import EngineCalled, ProcessEvent
+from holdfast.errors import EngineClosed, EngineUnavailable, UnknownQueue, UsageError
+from holdfast.events import EngineCalled, Listeners, ProcessEvent
+from holdfast.tracing.engine import TracedEngine
 from tests.engines.doubles import GatedEngine
 from tests.wait import wait_until
 
@@ -351,6 +353,115 @@ async def test_blocking_calls_are_answered_before_the_engine_is_closed(inner: Ga
     inner.gate.set()
     assert [receipt.status for receipt in await waiting] == [Status.NEW]
     await asyncio.gather(first, closing)
+
+
+class DirectEngine(GatedEngine):
+    """Can be called past the loop; such a call waits until `may_go`."""
+
+    is_direct = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.went: list[str] = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def enqueue_directly(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        assert threading.current_thread() is not threading.main_thread()
+        self.went += [job.id for job in jobs]
+        self.may_go.wait()
+        if jobs[0].id == "refused":
+            return [checks.refusal("refused", UnknownQueue("there is none"))]
+        return [Receipt(id=job.id, status=Status.NEW) for job in jobs]
+
+
+async def test_a_blocking_call_with_none_beside_it_goes_past_the_loop() -> None:
+    inner = DirectEngine()
+    threads = Threads(Coalesced(Observed(inner, Listeners())))
+    for id_ in "ab":
+        [receipt] = await threads.call(id_)
+        assert (receipt.id, receipt.status) == (id_, Status.NEW)
+    assert (inner.went, inner.calls) == (["a", "b"], [])
+
+
+async def test_a_blocking_call_beside_another_goes_over_the_loop() -> None:
+    inner = DirectEngine()
+    await inner.open()
+    engine = Coalesced(inner)
+    threads = Threads(engine)
+    first = await hold_back(inner, engine)
+    beside = threads.call("beside one on the loop")
+    await threads.arrived(1)
+    inner.gate.set()
+    await asyncio.gather(first, beside)
+    await settle_down()
+    for n in range(coalesced._CALLS_AFTER_MEETING):
+        await threads.call(f"after it {n}")
+        await settle_down()
+    assert inner.went == [], "others would share their commits"
+    inner.calls.clear()
+    inner.may_go.clear()
+    direct = threads.call("direct")
+    await asyncio.to_thread(wait_until, lambda: inner.went)
+    await threads.call("beside one in a thread")
+    inner.may_go.set()
+    await direct
+    assert (inner.went, inner.calls) == (["direct"], [("enqueue", 1)])
+
+
+async def test_calls_of_several_jobs_and_calls_with_listeners_go_over_the_loop() -> None:
+    inner = DirectEngine()
+    await inner.open()
+    told: list[ProcessEvent] = []
+    threads = Threads(Coalesced(Observed(inner, told.append)))
+    await threads.call("heard")
+    assert len(told) == 1
+    await Threads(Coalesced(inner)).call("two", "jobs")
+    assert (inner.went, inner.calls) == ([], [("enqueue", 1), ("enqueue", 2)])
+
+
+async def test_a_wrapper_that_knows_nothing_of_it_is_not_left_out() -> None:
+    inner = DirectEngine()
+    await inner.open()
+    for wrapped in (TracedEngine(inner), Observed(TracedEngine(inner), Listeners())):
+        await Threads(Coalesced(wrapped)).call(f"in {type(wrapped).__name__}")
+    assert (inner.went, inner.calls) == ([], [("enqueue", 1)] * 2)
+
+
+async def test_a_job_refused_past_the_loop_is_enqueued_over_it() -> None:
+    inner = DirectEngine()
+    await inner.open()
+    asked: list[str] = []
+
+    async def enqueue(jobs: Sequence[NewJob]) -> list[Receipt]:
+        asked.extend(job.id for job in jobs)
+        return await inner.enqueue(jobs)
+
+    [receipt] = await Threads(Coalesced(inner, enqueue)).call("refused")
+    assert receipt.status is Status.NEW
+    assert (inner.went, asked) == (["refused"], ["refused"])
+
+
+async def test_an_error_past_the_loop_is_raised_and_the_next_call_goes_there_again() -> None:
+    inner = DirectEngine()
+    threads = Threads(Coalesced(inner))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inner, "may_go", Mock(**{"wait.side_effect": EngineUnavailable("down")}))
+        with pytest.raises(EngineUnavailable, match="down"):
+            await threads.call("a")
+    await threads.call("b")
+    assert (inner.went, inner.calls) == (["a", "b"], [])
+
+
+async def test_a_caller_that_must_not_block_is_refused_before_it_does() -> None:
+    inner = DirectEngine()
+
+    def refuse(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        raise UsageError("this is the loop's own thread")
+
+    with pytest.raises(UsageError, match="own thread"):
+        Coalesced(inner).enqueue_blocking([job("a")], refuse)
+    assert inner.went == []
 
 
 async def test_threads_that_were_answered_together_are_awaited(

@@ -3,7 +3,7 @@
 An idle engine is called at once. A caller's batch is never split, so one call is still one
 transaction. Cancelling a caller does not affect others: its enqueue or settle may still happen, and
 jobs leased for it are released. Blocking callers in other threads join the same commits without a
-task of their own.
+task of their own; one with no other beside it goes past the loop, if the engine can.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Generic, Protocol, TypeVar
 from msgspec.structs import replace
 
 from holdfast.core import checks
-from holdfast.core.model import Lease, LeaseRequest, NewJob, Receipt, Renewal
+from holdfast.core.model import Lease, LeaseRequest, NewJob, Receipt, Renewal, Status
 from holdfast.core.verdict import Outcome, Settlement
 from holdfast.engines.base import Engine
 from holdfast.engines.lease import LeaseReturns
-from holdfast.engines.wrapper import Wrapper
+from holdfast.engines.wrapper import EnqueuesDirectly, Wrapper
 from holdfast.errors import EngineClosed, HoldfastError, OutcomeUnknown, UsageError
 
 _log = logging.getLogger("holdfast.coalesced")
@@ -37,6 +37,10 @@ connection.
 
 _REGROUP_S_MAX = 0.005
 """Enough for a hundred threads to call again."""
+
+_CALLS_AFTER_MEETING = 20
+"""After two calls of threads have met, so many go over the loop: others will meet there and share
+commits."""
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Receipt]]]
 
@@ -54,6 +58,13 @@ class Coalesced(Wrapper):
         super().__init__(engine)
         batch_max = engine.traits.batch_max
         self._enqueues = _Merged[NewJob, Receipt](enqueue or self._engine.enqueue, batch_max)
+        inner = self._engine
+        self._direct = inner if isinstance(inner, EnqueuesDirectly) else None
+        self._direct_thread: int | None = None
+        """The thread whose call goes past the loop. Not a lock, which an interrupted thread might
+        keep: at worst two calls go there and commit in turn."""
+        self._calls_over_loop = 0
+        """The number of blocking calls that go over the loop although they seem to be alone."""
         self._settles = _Merged[Settlement, Outcome](self._engine.settle, batch_max)
         self._renews = _Merged[Renewal, Lease | None](self._engine.renew, batch_max)
         self._leases: dict[LeaseRequest, _SharedLeases] = {}
@@ -79,6 +90,9 @@ class Coalesced(Wrapper):
     def enqueue_blocking(self, jobs: Sequence[NewJob], on_loop: OnLoop) -> list[Receipt]:
         """Enqueue from a thread that may block, not the loop's own. For small batches: see
         `shares`."""
+        receipts = self._enqueue_alone(jobs, on_loop)
+        if receipts is not None:
+            return receipts
         call: _ThreadCall[NewJob, Receipt] = _ThreadCall(jobs)
         try:
             on_loop(lambda loop: self._enqueues.add(call, loop))
@@ -91,6 +105,28 @@ class Coalesced(Wrapper):
                 with contextlib.suppress(HoldfastError, RuntimeError):
                     on_loop(self._enqueues.wake)
             raise
+
+    def _enqueue_alone(self, jobs: Sequence[NewJob], on_loop: OnLoop) -> list[Receipt] | None:
+        """Enqueue past the loop if no other call could share the commit. None if it must go over
+        the loop: nothing was stored then."""
+        direct, me = self._direct, threading.get_ident()
+        # One job, because the answer of a neighbour that was stored must not be asked for again.
+        if direct is None or len(jobs) != 1 or not direct.is_direct:
+            return None
+        if not self._enqueues.is_idle or self._direct_thread not in (None, me):
+            self._calls_over_loop = _CALLS_AFTER_MEETING
+            return None
+        if self._calls_over_loop > 0:
+            self._calls_over_loop -= 1
+            return None
+        on_loop(_ignore)
+        self._direct_thread = me
+        try:
+            receipts = direct.enqueue_directly(jobs)
+        finally:
+            self._direct_thread = None
+        # The `enqueue` for merged batches may create the queue that was unknown.
+        return None if receipts[0].status is Status.REFUSED else receipts
 
     @staticmethod
     def shares(jobs: Sequence[NewJob]) -> bool:
@@ -320,6 +356,11 @@ class _Merged(_PendingCalls[Entry, Answer]):
             for lost in self._take_all():
                 lost.drop()
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no call is in flight or pending, as far as another thread can tell."""
+        return self._task is None and not self._is_awake
+
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make the loop look for calls, from another thread."""
         loop.call_soon_threadsafe(self._begin)
@@ -488,6 +529,10 @@ class _SharedLeases(_PendingCalls[None, Lease]):
 
     def _became_idle(self) -> None:
         self._when_idle()
+
+
+def _ignore(loop: asyncio.AbstractEventLoop) -> None:
+    """Use the loop for nothing: what lends it refuses callers that must not block."""
 
 
 def _batch(lease: Lease) -> tuple[str, str] | None:

@@ -90,6 +90,10 @@ class Bell:
     def awaited(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
     def ring(self) -> None:
         """Wake all waiters. Call it on the event loop's thread."""
         self._rings += 1

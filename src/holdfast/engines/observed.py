@@ -31,7 +31,7 @@ from holdfast.core.model import (
 from holdfast.core.verdict import Amendment, Outcome, Settlement
 from holdfast.engines.base import ANY, Engine, Expired, Known, Overdue, Saved
 from holdfast.engines.extras import Ability, UpkeepByPartition
-from holdfast.engines.wrapper import Wrapper
+from holdfast.engines.wrapper import EnqueuesDirectly, Wrapper
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.events import EngineCalled, Listeners, Tell
 
@@ -46,6 +46,8 @@ class Observed(Wrapper):
     def __init__(self, engine: Engine, tell: Tell) -> None:
         super().__init__(engine)
         self._tell = tell if isinstance(tell, Listeners) else Listeners(tell)
+        inner = self._engine
+        self._direct = inner if isinstance(inner, EnqueuesDirectly) else None
 
     def find_extra(self, ability: type[Ability]) -> Ability | None:
         """The upkeep of each partition is reported too."""
@@ -81,6 +83,16 @@ class Observed(Wrapper):
                 yield job.queue, receipt.code or receipt.status
 
         return await self._observe("enqueue", self._engine.enqueue(jobs), outcomes, jobs)
+
+    @property
+    def is_direct(self) -> bool:
+        """See `EnqueuesDirectly`. Listeners are told on the loop."""
+        return self._direct is not None and self._direct.is_direct and not self._tell
+
+    def enqueue_directly(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `EnqueuesDirectly`."""
+        assert self._direct is not None
+        return self._direct.enqueue_directly(jobs)
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
         return await self._observe(

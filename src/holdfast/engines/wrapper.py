@@ -7,7 +7,7 @@ Every wrapper makes sure that the traits of the engine inside are enforced.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from holdfast.core import checks
 from holdfast.core.model import (
@@ -41,6 +41,22 @@ def enforced(engine: Engine) -> Engine:
     if isinstance(engine, Wrapper) or not has_gaps(engine.traits):
         return engine
     return Supported(engine)
+
+
+@runtime_checkable
+class EnqueuesDirectly(Protocol):
+    """Can enqueue from a thread that may block, past the event loop.
+
+    This is not one of the extras, which every wrapper forwards: the wrapper's own `enqueue` would
+    be left out. A wrapper has these methods itself, or calls go over the loop.
+    """
+
+    @property
+    def is_direct(self) -> bool:
+        """False while calls must go over the loop."""
+
+    def enqueue_directly(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """Enqueue one batch, and block until it is durable."""
 
 
 class Wrapper:

@@ -1,6 +1,7 @@
 """Threads, cancelled calls, drops, long tables, backups and alarms of this engine."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from holdfast.core.model import (
     Status,
 )
 from holdfast.core.verdict import Cancel, Complete, Delete, Outcome, Retry, Settlement
-from holdfast.engines.sqlite import SQLiteEngine, connection, queues
+from holdfast.engines.sqlite import SQLiteEngine, connection, database, queues
 from holdfast.engines.sqlite.transaction import Transaction
-from holdfast.errors import ConfigError, EngineClosed
+from holdfast.errors import ConfigError, EngineClosed, EngineUnavailable
 from holdfast.testing.clock import ManualClock
 from tests.engines.sqlite.conftest import OpenEngine, until_awaited
+from tests.engines.sqlite.test_database import locked
 
 REQUEST = LeaseRequest(queues=("default",), limit=10)
 
@@ -256,3 +258,47 @@ async def test_namespaces_share_only_the_file(open_engine: OpenEngine) -> None:
     job = await other.get("same")
     assert job is not None
     assert job.state is State.WAITING
+
+
+async def test_a_call_past_the_loop_wakes_a_waiting_lease(engine: SQLiteEngine) -> None:
+    waiting = asyncio.create_task(
+        engine.lease(LeaseRequest(queues=("default",), wait_ms=3_600_000))
+    )
+    await until_awaited(engine)
+    jobs = [NewJob(id="a", task="t")]
+    [receipt] = await asyncio.to_thread(engine.enqueue_directly, jobs)
+    assert receipt.status is Status.NEW
+    async with asyncio.timeout(60):
+        assert [lease.id for lease in await waiting] == ["a"]
+    [receipt] = await asyncio.to_thread(engine.enqueue_directly, jobs)
+    assert receipt.status is Status.DUPLICATE
+
+
+async def test_listeners_hear_of_a_call_past_the_loop_on_the_loop(engine: SQLiteEngine) -> None:
+    heard: asyncio.Future[threading.Thread] = asyncio.get_running_loop().create_future()
+    engine.on_change(lambda: heard.set_result(threading.current_thread()))
+    await asyncio.to_thread(engine.enqueue_directly, [NewJob(id="a", task="t")])
+    assert await heard is threading.current_thread()
+
+
+async def test_a_call_past_the_loop_is_refused_after_close(engine: SQLiteEngine) -> None:
+    writer = engine._writer
+    await engine.close()
+    with pytest.raises(EngineClosed, match="not open"):
+        engine.enqueue_directly([NewJob(id="a", task="t")])
+    with pytest.raises(EngineClosed, match="open it again"):
+        writer.call_blocking(lambda guard: guard.take())
+    await engine.open()
+    assert await engine.get("a") is None
+
+
+async def test_a_call_past_the_loop_that_waits_for_another_process_is_withdrawn(
+    engine: SQLiteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked(path), monkeypatch.context() as patch:
+        patch.setattr(database, "START_TIMEOUT_S", 0.01)
+        with pytest.raises(EngineUnavailable, match="nothing was changed"):
+            await asyncio.to_thread(engine.enqueue_directly, [NewJob(id="a", task="t")])
+    await asyncio.to_thread(engine.enqueue_directly, [NewJob(id="b", task="t")])
+    assert await engine.get("a") is None
+    assert await engine.get("b") is not None

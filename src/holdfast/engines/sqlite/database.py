@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -689,17 +690,52 @@ class StartGuard:
 
 
 Work = Callable[[StartGuard], Any]
-_Call = tuple[Work, StartGuard, asyncio.Future[Any], Callable[[Any], None] | None]
+Answer = Callable[[Any, BaseException | None], None]
+"""Takes the result of a call, or its error."""
+
+
+class BlockedCaller:
+    """A caller that blocks in a thread of its own until its call is answered."""
+
+    __slots__ = ("_answered", "_error", "_result")
+
+    def __init__(self) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def answer(self, result: Any, error: BaseException | None) -> None:
+        """Answer the call, once."""
+        self._result, self._error = result, error
+        self._answered.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Block until the answer is there; False after the timeout."""
+        return self._answered.acquire(timeout=timeout_s)
+
+    def result(self) -> Any:
+        """The result of an answered call, or its error, raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class SerialThread:
-    """One daemon thread with a queue of calls: the writer's or the reader's."""
+    """One daemon thread with a queue of calls: the writer's or the reader's.
+
+    Only this thread takes calls from the queue, and it answers each of them. The guard of a call is
+    taken once: by the work, which then changes the store, or by the caller, which then gives up. No
+    lock is held meanwhile, because a signal handler may make or stop calls in the middle of
+    another.
+    """
 
     def __init__(self, name: str) -> None:
-        self._calls: deque[_Call] = deque()
-        # True for each queued call, which an urgent one may overtake; False to stop.
+        self._calls: deque[tuple[Work, StartGuard, Answer]] = deque()
+        # True after a call was queued, False to stop. A call may be run before its own signal.
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = False
+        self._is_over = False
         self._last: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -719,13 +755,13 @@ class SerialThread:
         `orphan` receives a result whose caller was cancelled and will never see it.
         """
         if self._stopping:
-            raise EngineClosed("the engine is closed: open it again")
+            raise _closed()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         guard = StartGuard()
         # A late renewal loses its lease, so urgent calls overtake all waiting ones.
         add = self._calls.appendleft if urgent else self._calls.append
-        add((work, guard, future, orphan))
+        add((work, guard, partial(_answer_task, future, orphan)))
         self._signals.put(True)
         timer = loop.call_later(START_TIMEOUT_S, _time_out, guard, future)
         try:
@@ -740,6 +776,33 @@ class SerialThread:
             timer.cancel()
             if not future.done() or future.cancelled():
                 guard.take()
+
+    def call_blocking(self, work: Callable[[StartGuard], Result]) -> Result:
+        """Run `work` as `call` does, and block a thread that has no event loop meanwhile.
+
+        An interrupt, such as Ctrl-C, withdraws a call that has not started.
+        """
+        if self._stopping:
+            raise _closed()
+        guard, caller = StartGuard(), BlockedCaller()
+        try:
+            self._calls.append((work, guard, caller.answer))
+            self._signals.put(True)
+            # Looked at after the call was queued: a thread that ends later refuses the call itself.
+            is_refused = self._is_over and guard.take()
+            is_late = not is_refused and not caller.wait(START_TIMEOUT_S)
+            is_withdrawn = is_late and guard.take()
+            if is_late and not is_withdrawn:
+                caller.wait()
+        except BaseException:
+            guard.take()
+            raise
+        if is_refused:
+            raise _closed()
+        if is_withdrawn:
+            raise _timed_out()
+        result: Result = caller.result()
+        return result
 
     def stop(self, last: Callable[[], None] | None = None) -> None:
         """Accept no more calls; run the waiting ones, then `last`, however long a lock takes."""
@@ -776,21 +839,32 @@ class SerialThread:
 
     def _run(self) -> None:
         while self._signals.get():
-            _execute(*self._calls.popleft())
+            while self._calls:
+                _execute(*self._calls.popleft())
+        # A caller in another thread may have queued its call too late to be run.
+        self._is_over = True
+        while self._calls:
+            _, _, answer = self._calls.popleft()
+            answer(None, _closed())
         if self._last is not None:
             self._last()
 
 
-def _execute(
-    work: Work,
-    guard: StartGuard,
-    future: asyncio.Future[Any],
-    orphan: Callable[[Any], None] | None,
-) -> None:
+def _execute(work: Work, guard: StartGuard, answer: Answer) -> None:
     try:
         result, error = work(guard), None
     except BaseException as raised:  # noqa: BLE001 - the caller raises it
         result, error = None, raised
+    answer(result, error)
+
+
+def _answer_task(
+    future: asyncio.Future[Any],
+    orphan: Callable[[Any], None] | None,
+    result: Any,
+    error: BaseException | None,
+) -> None:
+    """Answer a caller on its event loop."""
     try:  # noqa: SIM105 - suppress() would cost as much as the call
         future.get_loop().call_soon_threadsafe(_resolve, future, result, error, orphan)
     except RuntimeError:
@@ -814,5 +888,13 @@ def _resolve(
 
 def _time_out(guard: StartGuard, future: asyncio.Future[Any]) -> None:
     if guard.take() and not future.done():
-        text = f"no write within {START_TIMEOUT_S:.0f} s: another process holds the lock"
-        future.set_exception(EngineUnavailable(f"{text}; nothing was changed"))
+        future.set_exception(_timed_out())
+
+
+def _timed_out() -> EngineUnavailable:
+    text = f"no write within {START_TIMEOUT_S:.0f} s: another process holds the lock"
+    return EngineUnavailable(f"{text}; nothing was changed")
+
+
+def _closed() -> EngineClosed:
+    return EngineClosed("the engine is closed: open it again")

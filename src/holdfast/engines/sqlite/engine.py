@@ -145,6 +145,7 @@ class SQLiteEngine:
                 raise
             reader.start()
             self._database, self._writer, self._reader = database, writer, reader
+            self._loop = asyncio.get_running_loop()
             self._listener = ChangeListener(self._files.bell, self._bell.ring, self._data_version)
             self._open = True
         # Rows of dropped queues that cannot be deleted now are left to the pruner.
@@ -207,6 +208,26 @@ class SQLiteEngine:
         work = partial(enqueue.enqueue, jobs=jobs)
         receipts = await self._write(work, grows_bytes=grows_bytes)
         self._bell.announce()
+        return receipts
+
+    @property
+    def is_direct(self) -> bool:
+        """See `EnqueuesDirectly`."""
+        return True
+
+    def enqueue_directly(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `EnqueuesDirectly`. The call waits for the writer's thread, not for the loop."""
+        self._check_open()
+        checks.check_batch(len(jobs))
+        grows_bytes = sum([len(job.payload) for job in jobs])
+        work = partial(enqueue.enqueue, jobs=jobs)
+        receipts = self._writer.call_blocking(
+            lambda guard: self._database.write(work, guard, grows_bytes=grows_bytes)
+        )
+        # A lease that begins to wait after this look has looked for jobs after the commit.
+        if self._listener.is_in_use or self._bell.has_listeners:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._bell.announce)
         return receipts
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:

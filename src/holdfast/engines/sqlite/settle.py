@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import checks, lifecycle
@@ -24,6 +25,15 @@ _COMPLETE = """
 UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = version + 1, result = ?
 WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ? AND flow = 0
 """
+# To bind values job by job takes as long as the change itself.
+_COMPLETE_TOGETHER = """
+UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = version + 1, result = NULL
+FROM json_each(?) AS held
+WHERE hf_jobs.id = held.key AND ns = ? AND token = held.value AND state = 1 AND flow = 0
+"""
+_TOGETHER_MIN = 32
+"""One statement for all jobs without a result takes less time from about so many on."""
+
 _LEASED_ROWS = """
 SELECT seq, id, token, state, grp, queue, lane, flow, tenant, leased_at
 FROM (SELECT value AS at FROM json_each(?)) CROSS JOIN hf_jobs ON seq = at WHERE ns = ?
@@ -33,6 +43,9 @@ UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = versio
   flow = flow & 12, lane = NULL
 WHERE seq = ?
 """
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement]) -> list[Outcome]:
@@ -82,13 +95,21 @@ def _may_flow(settlement: Settlement, queues: dict[str, QueueRow]) -> bool:
 def _complete_plain(transaction: Transaction, settlements: Sequence[Settlement]) -> bool:
     """Complete jobs that have no group, lane or family; False if not all could be."""
     now, ns = transaction.now, transaction.namespace_id
+    are_many = len(settlements) >= _TOGETHER_MIN
+    tokens: dict[str, int] = {}
+    values: list[tuple[object, ...]] = []
+    for one in settlements:
+        job, token, verdict = one.lease.job, one.lease.token, one.verdict
+        assert isinstance(verdict, Complete)
+        if are_many and verdict.result is None:
+            tokens[job.id] = token
+        else:
+            values.append((now, verdict.result, job.seq, token, job.id, ns))
     before = transaction.connection.total_changes()
-    values = [
-        (now, one.verdict.result, one.lease.job.seq, one.lease.token, one.lease.job.id, ns)
-        for one in settlements
-        if isinstance(one.verdict, Complete)
-    ]
     try:
+        if tokens:
+            held = _ENCODER.encode(tokens).decode()
+            transaction.run(_COMPLETE_TOGETHER, (now, held, ns))
         transaction.connection.executemany(_COMPLETE, values)
     except (UnicodeEncodeError, OverflowError):
         return False  # An id or token of this lease cannot be stored; `_settle_one` finds it lost.

@@ -35,6 +35,11 @@ class ChangeListener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poller: asyncio.Task[None] | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """True while a lease waits, or looks for jobs before it waits."""
+        return self._waiting > 0
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Listen while the block runs; blocks may overlap."""
