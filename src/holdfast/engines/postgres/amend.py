@@ -18,7 +18,6 @@ from holdfast.engines.postgres.queues import QueueSet, read_queues
 from holdfast.engines.postgres.rows import locked_job
 from holdfast.engines.postgres.script import CallContext, Restart, Script, Statement, only_value
 from holdfast.engines.postgres.search import (
-    BY_PARENT,
     CONDITION,
     QUEUE_NAME,
     SOURCES,
@@ -31,7 +30,7 @@ from holdfast.engines.postgres.write import LockedJob
 
 
 def _choose(source: Source) -> str:
-    condition = "true" if source == BY_PARENT else "j.state = ANY ($5::smallint[])"
+    condition = "true" if source.numbers else "j.state = ANY ($5::smallint[])"
     return f"""
     SELECT j.seq, j.flow, q.name, j.origin FROM ({scan(source, condition, "ASC")}) j {QUEUE_NAME}
     WHERE {CONDITION} AND NOT ($22::boolean AND j.cancel)

@@ -564,7 +564,8 @@ BEGIN
     RETURN free;
 END $$;
 
--- New leases of jobs that this transaction has leased or renewed, in the order given.
+-- Leases of jobs that this transaction has leased or renewed, in the order given; none of a queue
+-- that was dropped meanwhile.
 CREATE FUNCTION leased_rows(places tid[]) RETURNS SETOF held LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -579,7 +580,9 @@ BEGIN
     FROM unnest(places) WITH ORDINALITY AS w(place, o)
     CROSS JOIN LATERAL (SELECT * FROM jobs x WHERE x.ctid = w.place OFFSET 0) j
     CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = j.ns AND x.seq = j.seq OFFSET 0) b
-    CROSS JOIN LATERAL (SELECT x.name FROM queues x WHERE x.number = j.queue OFFSET 0) q
+    CROSS JOIN LATERAL (
+        SELECT x.name FROM queues x WHERE x.number = j.queue AND x.name IS NOT NULL OFFSET 0
+    ) q
     ORDER BY w.o;
 END $$;
 
