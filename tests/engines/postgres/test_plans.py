@@ -91,23 +91,19 @@ async def test_the_plans_of_the_hot_path(pg_dsn: str, look: Any, delayed: bool) 
     assert pages < 20
     # Each call was made twice, so there are two batches.
     indexes, pages = await used.by(lease)
-    assert indexes["bodies_seq"] == pytest.approx(1, abs=0.01)
-    assert {name for name, each in indexes.items() if each > 0.6} == {"bodies_seq"}
-    assert set(indexes) <= {"bodies_seq", "jobs_ready", "jobs_stale"}
+    assert set(indexes) == {"bodies_seq", "jobs_ready", "jobs_stale"}
     assert pages < 26
     indexes, pages = await used.by(renew)
-    assert {name for name, each in indexes.items() if each > 0.1} == {
-        "bodies_id",
-        "bodies_seq",
-        "jobs_seq",
-    }
+    heavy = {name for name, each in indexes.items() if each > 0.1}
+    assert heavy == {"bodies_id", "jobs_seq"}
     assert pages < 33
     for _ in range(2):
         await enqueue()
     await lease()
     await lease()
     indexes, pages = await used.by(lambda: settle(Complete()))
-    assert {name for name, each in indexes.items() if each > 0.1} == {"jobs_seq"}
+    assert set(indexes) <= {"jobs_seq", "jobs_stale"}
+    assert indexes["jobs_seq"] > 0
     assert pages < 20
     indexes, pages = await used.by(lambda: settle(Retry(2**40)))
     heavy = {name for name, each in indexes.items() if each > 0.1}

@@ -566,24 +566,32 @@ END $$;
 
 -- Leases of jobs that this transaction has leased or renewed, in the order given; none of a queue
 -- that was dropped meanwhile.
-CREATE FUNCTION leased_rows(places tid[]) RETURNS SETOF held LANGUAGE plpgsql
+CREATE FUNCTION leased_rows(ns_ int, places tid[]) RETURNS SETOF held LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
 SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT b.id, j.seq, j.place, q.name, j.task, b.payload, b.extra, j.rank, j.version,
-           j.attempt, j.crashes, j.releases, b.created_at, j.due_at, j.expires_at, j.leased_at,
-           j.deadline_at, j.token, j.worker, j.cancel, j.reason, b.key, j.tenant, j.grp, b.origin,
-           CASE WHEN j.noted THEN (SELECT n.progress FROM notes n WHERE n.job = j.seq) END,
-           CASE WHEN j.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = j.seq) END
-    FROM unnest(places) WITH ORDINALITY AS w(place, o)
-    CROSS JOIN LATERAL (SELECT * FROM jobs x WHERE x.ctid = w.place OFFSET 0) j
-    CROSS JOIN LATERAL (SELECT * FROM bodies x WHERE x.ns = j.ns AND x.seq = j.seq OFFSET 0) b
-    CROSS JOIN LATERAL (
-        SELECT x.name FROM queues x WHERE x.number = j.queue AND x.name IS NOT NULL OFFSET 0
-    ) q
-    ORDER BY w.o;
+    WITH leased AS MATERIALIZED (
+        SELECT j.*, w.o, q.name AS queue_name
+        FROM unnest(places) WITH ORDINALITY AS w(place, o)
+        CROSS JOIN LATERAL (SELECT * FROM jobs x WHERE x.ctid = w.place OFFSET 0) j
+        CROSS JOIN LATERAL (
+            SELECT x.name FROM queues x WHERE x.number = j.queue AND x.name IS NOT NULL OFFSET 0
+        ) q
+    )
+    SELECT b.id, l.seq, l.place, l.queue_name, l.task, b.payload, b.extra, l.rank, l.version,
+           l.attempt, l.crashes, l.releases, b.created_at, l.due_at, l.expires_at, l.leased_at,
+           l.deadline_at, l.token, l.worker, l.cancel, l.reason, b.key, l.tenant, l.grp, b.origin,
+           CASE WHEN l.noted THEN (SELECT n.progress FROM notes n WHERE n.job = l.seq) END,
+           CASE WHEN l.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = l.seq) END
+    FROM leased l
+    JOIN (
+        SELECT x.seq, x.id, x.payload, x.extra, x.created_at, x.key, x.origin
+        FROM bodies x
+        WHERE x.ns = ns_ AND x.seq = ANY (ARRAY(SELECT y.seq FROM leased y)) OFFSET 0
+    ) b ON b.seq = l.seq
+    ORDER BY l.o;
 END $$;
 
 -- Leases due jobs of the named queues, in their order. Priorities are walked by index probes, so
@@ -593,7 +601,7 @@ CREATE OR REPLACE FUNCTION lease_jobs(
     ns_ int, given bigint, names text[], most int, worker_ text, span bigint, tasks text[]
 ) RETURNS SETOF held LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
 SET enable_bitmapscan = off AS $$
 DECLARE
     now_ bigint := now_ms(given);
@@ -607,7 +615,9 @@ BEGIN
     FOR line IN
         SELECT q.number, q.name, q.lease_ms, bool_or(q.laned) OVER () AS laned
         FROM unnest(names) WITH ORDINALITY AS w(name, o)
-        JOIN queues q ON q.ns = ns_ AND q.name = w.name
+        CROSS JOIN LATERAL (
+            SELECT * FROM queues x WHERE x.ns = ns_ AND x.name = w.name OFFSET 0
+        ) q
         WHERE NOT q.paused
         ORDER BY w.o
     LOOP
@@ -663,9 +673,11 @@ BEGIN
                    CASE WHEN l.noted THEN (SELECT n.progress FROM notes n WHERE n.job = l.seq) END,
                    CASE WHEN l.noted THEN (SELECT n.checkpoint FROM notes n WHERE n.job = l.seq) END
             FROM leased l
-            CROSS JOIN LATERAL (
-                SELECT * FROM bodies x WHERE x.ns = ns_ AND x.seq = l.seq OFFSET 0
-            ) b;
+            JOIN (
+                SELECT x.seq, x.id, x.payload, x.extra, x.created_at, x.key, x.origin
+                FROM bodies x
+                WHERE x.ns = ns_ AND x.seq = ANY (ARRAY(SELECT y.seq FROM leased y)) OFFSET 0
+            ) b ON b.seq = l.seq;
             GET DIAGNOSTICS count_ = ROW_COUNT;
             need := need - count_;
             IF need <= 0 THEN
@@ -728,7 +740,7 @@ BEGIN
         RETURNING j.ctid AS place
     )
     SELECT array_agg(l.place) INTO places FROM leased l;
-    RETURN QUERY SELECT * FROM leased_rows(places);
+    RETURN QUERY SELECT * FROM leased_rows(ns_, places);
 END $$;
 
 CREATE OR REPLACE FUNCTION renew_leases(
@@ -780,7 +792,7 @@ BEGIN
         RETURNING j.ctid AS place
     )
     SELECT array_agg(r.place) INTO places FROM renewed r;
-    RETURN QUERY SELECT * FROM leased_rows(places);
+    RETURN QUERY SELECT * FROM leased_rows(ns_, places);
 END $$;
 
 -- Completes jobs without flow control, given by number and token. NULL means that all are done;
@@ -789,7 +801,7 @@ CREATE FUNCTION complete_jobs(
     ns_ int, given bigint, seqs bigint[], tokens_ bigint[], results bytea[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
 SET enable_bitmapscan = off SET lock_timeout = '50ms' AS $$
 DECLARE
     now_ bigint := now_ms(given);
@@ -801,13 +813,8 @@ BEGIN
         WITH ended AS (
             DELETE FROM jobs j
             USING unnest(seqs, tokens_, results) AS u(seq, token, result)
-            CROSS JOIN LATERAL (
-                SELECT c.ctid FROM jobs c
-                WHERE c.ns = ns_ AND c.seq = u.seq AND c.token = u.token AND c.state + 0 < 2
-                  AND c.flow = 0
-                OFFSET 0
-            ) x
-            WHERE j.ctid = x.ctid AND j.token = u.token AND j.state + 0 < 2 AND j.flow = 0
+            WHERE j.ns = ns_ AND j.seq = ANY (seqs) AND j.seq = u.seq AND j.token = u.token
+              AND j.state + 0 < 2 AND j.flow = 0
             RETURNING j.*, u.result
         )
         INSERT INTO done (
@@ -816,8 +823,8 @@ BEGIN
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
                nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
-               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
-               e.result
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false),
+               e.worker, e.result
         FROM ended e;
         GET DIAGNOSTICS count_ = ROW_COUNT;
         IF count_ = cardinality(seqs) THEN
@@ -896,8 +903,8 @@ BEGIN
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
                nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
-               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
-               e.result
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false),
+               e.worker, e.result
         FROM ended e
     )
     SELECT count(*), bool_or(e.flow <> 0), array_agg(e.lane) FILTER (WHERE e.flow & 33 <> 0),
@@ -1020,8 +1027,8 @@ BEGIN
         )
         SELECT e.seq, e.due_at, e.expires_at, e.token, e.leased_at, now_, e.ns, e.queue, e.attempt,
                nullif(e.crashes, 0), nullif(e.releases, 0), e.version + 1,
-               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false), e.worker,
-               e.result
+               nullif(e.rank, 0::smallint), nullif(e.cancel, false), nullif(e.noted, false),
+               e.worker, e.result
         FROM ended e;
         had_flow := EXISTS (SELECT FROM unnest(was) AS w WHERE w.flow <> 0);
         endings_ := reflow(ns_, now_, was, '{}', 2::smallint);
@@ -1285,8 +1292,9 @@ END $$;
 
 DROP FUNCTION grant_dead;
 -- Writes the leases of dead letters whose rows are locked.
-CREATE FUNCTION grant_dead(now_ bigint, worker_ text, span bigint, places tid[])
-RETURNS SETOF held LANGUAGE plpgsql AS $$
+CREATE FUNCTION grant_dead(
+    ns_ int, now_ bigint, worker_ text, span bigint, places tid[]
+) RETURNS SETOF held LANGUAGE plpgsql AS $$
 BEGIN
     WITH leased AS (
         UPDATE jobs j SET
@@ -1298,7 +1306,7 @@ BEGIN
         RETURNING j.ctid AS place
     )
     SELECT array_agg(l.place) INTO places FROM leased l;
-    RETURN QUERY SELECT * FROM leased_rows(places);
+    RETURN QUERY SELECT * FROM leased_rows(ns_, places);
 END $$;
 
 CREATE OR REPLACE FUNCTION lease_dead(
@@ -1320,7 +1328,7 @@ BEGIN
         WHERE NOT q.paused
         ORDER BY w.o
     LOOP
-        RETURN QUERY SELECT * FROM grant_dead(now_, worker_, span, ARRAY(
+        RETURN QUERY SELECT * FROM grant_dead(ns_, now_, worker_, span, ARRAY(
             SELECT c.ctid FROM jobs c
             WHERE c.queue = line.number AND c.state = 3 AND c.due_at <= now_
               AND (tasks IS NULL OR c.task = ANY (tasks))
@@ -1333,7 +1341,7 @@ BEGIN
         END IF;
     END LOOP;
     IF cardinality(ids) > 0 THEN
-        RETURN QUERY SELECT * FROM grant_dead(now_, worker_, span, ARRAY(
+        RETURN QUERY SELECT * FROM grant_dead(ns_, now_, worker_, span, ARRAY(
             SELECT x.ctid FROM unnest(seqs_of(ns_, ids)) WITH ORDINALITY AS w(seq, o)
             CROSS JOIN LATERAL (
                 SELECT c.ctid FROM jobs c
@@ -1444,7 +1452,7 @@ BEGIN
             END IF;
             RETURN;
         END IF;
-        RETURN QUERY SELECT * FROM leased_rows(taken);
+        RETURN QUERY SELECT * FROM leased_rows(ns_, taken);
         need := need - cardinality(taken);
     END LOOP;
 END $$;
@@ -1493,7 +1501,7 @@ BEGIN
         slots_ := coalesce((SELECT l.slots FROM lanes l WHERE l.number = job.lane), '{}');
         CONTINUE WHEN room(line.number, slots_, now_us) <= 0;
         job.place := (grant_lease(line, now_, ARRAY[job.place], worker_, span))[1];
-        RETURN QUERY SELECT * FROM leased_rows(ARRAY[job.place]);
+        RETURN QUERY SELECT * FROM leased_rows(ns_, ARRAY[job.place]);
         need := need - 1;
         PERFORM occupy(line.number, now_us, slots_, array_fill(1, ARRAY[cardinality(slots_)]))
         WHERE cardinality(slots_) > 0;
