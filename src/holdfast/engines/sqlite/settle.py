@@ -29,7 +29,8 @@ WHERE seq = ? AND token = ? AND state = 1 AND id = ? AND ns = ? AND flow = 0
 _COMPLETE_TOGETHER = """
 UPDATE hf_jobs SET state = 2, deadline = NULL, finished_at = ?, version = version + 1, result = NULL
 FROM json_each(?) AS held
-WHERE hf_jobs.id = held.key AND ns = ? AND token = held.value AND state = 1 AND flow = 0
+WHERE seq = CAST(held.key AS INTEGER) AND held.value = token || ' ' || hf_jobs.id AND ns = ?
+  AND state = 1 AND flow = 0
 """
 _TOGETHER_MIN = 32
 """One statement for all jobs without a result takes less time from about so many on."""
@@ -96,19 +97,19 @@ def _complete_plain(transaction: Transaction, settlements: Sequence[Settlement])
     """Complete jobs that have no group, lane or family; False if not all could be."""
     now, ns = transaction.now, transaction.namespace_id
     are_many = len(settlements) >= _TOGETHER_MIN
-    tokens: dict[str, int] = {}
+    proofs: dict[int, str] = {}
     values: list[tuple[object, ...]] = []
     for one in settlements:
         job, token, verdict = one.lease.job, one.lease.token, one.verdict
         assert isinstance(verdict, Complete)
         if are_many and verdict.result is None:
-            tokens[job.id] = token
+            proofs[job.seq] = f"{token} {job.id}"
         else:
             values.append((now, verdict.result, job.seq, token, job.id, ns))
     before = transaction.connection.total_changes()
     try:
-        if tokens:
-            held = _ENCODER.encode(tokens).decode()
+        if proofs:
+            held = _ENCODER.encode(proofs).decode()
             transaction.run(_COMPLETE_TOGETHER, (now, held, ns))
         transaction.connection.executemany(_COMPLETE, values)
     except (UnicodeEncodeError, OverflowError):
