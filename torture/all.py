@@ -10,6 +10,7 @@ from torture import (
     dashboard,
     engines,
     machine,
+    migration,
     poison,
     power,
     rabbitmq,
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> int:
         simulate.main(["--engine", "postgres", "--seeds", sized(50), *seed, *record]),
         machine.main(["--engine", "sqlite", "--examples", sized(500), *seed, *record]),
         machine.main(["--engine", "postgres", "--examples", sized(100), *seed, *record]),
+        migration.main(["--jobs", sized(200_000), "--kills", sized(20), *seed]),
         power.main(["--cuts", sized(300), *seed, *record]),
         writers.main(record),
     ]
