@@ -107,7 +107,7 @@ class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class OutputQuery(msgspec.Struct, forbid_unknown_fields=True):
     """The attempt whose output is wanted, from 1; by default the last output that is stored."""
 
-    attempt: Annotated[int, Meta(ge=1)] | None = None
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class JobsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
