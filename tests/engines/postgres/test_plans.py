@@ -43,7 +43,7 @@ async def flushed(engine: PostgresEngine, look: Any) -> None:
 
 
 class Used:
-    """What a call used: the scans of each index and the pages read, for each job."""
+    """The scans of each index and the pages that a call reads, for each job."""
 
     def __init__(self, look: Any, engine: PostgresEngine) -> None:
         self._look = look

@@ -30,7 +30,7 @@ from holdfast.engines.postgres.write import LockedJob
 
 
 def _choose(source: Source) -> str:
-    condition = "true" if source.numbers else "j.state = ANY ($5::smallint[])"
+    condition = "true" if source.numbers else "x.state = ANY ($5::smallint[])"
     return f"""
     SELECT j.seq, j.flow, q.name, j.origin FROM ({scan(source, condition, "ASC")}) j {QUEUE_NAME}
     WHERE {CONDITION} AND NOT ($22::boolean AND j.cancel)

@@ -169,18 +169,16 @@ def make_plan(
         return plan
     with_payload = bool(holders) or queues.reads_payload
     found = yield from lock_jobs(context, others | parents, with_payload=with_payload)
-    plan.states |= {id_: _state(found[id_].before) for id_ in parents & found.keys()}
+    plan.states |= {
+        id_: dependencies.PARENT_STATES[found[id_].before.state_code]
+        for id_ in parents & found.keys()
+    }
     held = {id_: job for id_, job in found.items() if id_ in others}
     names = {job.before.queue for job in held.values()}
     yield from add_queues(context, queues, names, locked=locked)
     # The jobs of a queue that was dropped in the meantime are gone.
     plan.held = {id_: job for id_, job in held.items() if job.before.queue in queues}
     return plan
-
-
-def _state(parent: Job) -> State:
-    """A dead letter under lease is dead."""
-    return State.DEAD if parent.is_dead_letter else parent.state
 
 
 def _lock_keys(context: CallContext, plan: EnqueuePlan, jobs: Sequence[NewJob]) -> Script[set[str]]:

@@ -85,12 +85,12 @@ class NumberTable(NamedTuple):
 
 
 _ALL = Source("all_jobs")
-_BY_ID = Source("all_jobs", "j.id = ANY ($3::text[])")
+_BY_ID = Source("all_jobs", "x.id = ANY ($3::text[])")
 _UNDONE = Source("undone_with_bodies")
-_WAITING = Source("undone_with_bodies", "j.state = 0")
-_LEASED = Source("undone_with_bodies", "j.state IN (1, 5)")
-_UNFINISHED = Source("undone_with_bodies", "(j.state < 2 OR j.state = 5)")
-_FAILED = Source("undone_with_bodies", "j.state >= 3")
+_WAITING = Source("undone_with_bodies", "x.state = 0")
+_LEASED = Source("undone_with_bodies", "x.state IN (1, 5)")
+_UNFINISHED = Source("undone_with_bodies", "(x.state < 2 OR x.state = 5)")
+_FAILED = Source("undone_with_bodies", "x.state >= 3")
 _DONE = Source(numbers=(NumberTable("done"), NumberTable("bodies", "x.state = 2")))
 BY_PARENT = Source(numbers=(NumberTable("children", "x.parent = $21::text", "child"),))
 _BY_STATE = {
@@ -110,9 +110,9 @@ def scan(source: Source, condition: str, direction: Direction) -> str:
     order of `number`."""
     if not source.numbers:
         return f"""
-        SELECT j.*, j.seq AS number FROM $schema.{source.view} j
-        WHERE j.ns = $1::int AND {condition.format(seq="j.seq")} AND {source.condition}
-        ORDER BY j.seq {direction} LIMIT {SCAN_MAX}
+        SELECT x.*, x.seq AS number FROM $schema.{source.view} x
+        WHERE x.ns = $1::int AND {condition.format(seq="x.seq")} AND {source.condition}
+        ORDER BY x.seq {direction} LIMIT {SCAN_MAX}
         """  # sql: constant pieces
     return f"""
     SELECT j.*, c.number FROM ({_numbers(source, condition, direction)}) c
@@ -187,9 +187,8 @@ def _find(source: Source, columns: str) -> str:
 def _end_of_scan(source: Source) -> str:
     numbers = source.numbers or (NumberTable(_TABLES[source.view], source.condition),)
     condition = "{seq} < $2::bigint"
-    # The conditions of views name their jobs j, and the parent is the third value here.
-    found = _numbers(Source(numbers=numbers), condition, "DESC")
-    found = found.replace("j.state", "x.state").replace("$21", "$3")
+    # The parent is the third value here.
+    found = _numbers(Source(numbers=numbers), condition, "DESC").replace("$21", "$3")
     return f"SELECT c.number FROM ({found}) c OFFSET {SCAN_MAX} - 1 LIMIT 1"  # sql: as above
 
 

@@ -21,7 +21,8 @@ TELL_BATCH = 1_000
 """Maximum numbers of endings and edges in one transaction that notifies children."""
 
 _FATES = {ParentEffect.SATISFIED: 0, ParentEffect.CANCELLED: 1, ParentEffect.HELD: 2}
-_PARENT_STATES = (*STATES, State.DEAD)
+PARENT_STATES = (*STATES, State.DEAD)
+"""The states of parents by their code: a dead letter under lease is dead."""
 _HOLD_PARENTS = "SELECT * FROM $schema.hold_parents($1::int, $2::text[])"
 _LINK = """
 SELECT $schema.link_jobs($1::int, $2::bigint[], $3::smallint[], $4::smallint[], $5::text[])
@@ -41,12 +42,12 @@ _NOW = "SELECT $schema.now_ms($1::bigint)"
 
 def lock_parents(context: CallContext, ids: Collection[str]) -> Script[dict[str, State]]:
     """Lock the rows of parents in the order of seq; returns their states, which do not change until
-    the end of the transaction. A dead letter under lease is dead.
+    the end of the transaction.
     """
     if not ids:
         return {}
     rows = yield Statement(_HOLD_PARENTS, (context.ns, list(ids)))
-    return {id_: _PARENT_STATES[state] for id_, state in rows}
+    return {id_: PARENT_STATES[state] for id_, state in rows}
 
 
 def link(context: CallContext, children: Iterable[tuple[Job, Collection[str]]]) -> Script[None]:

@@ -122,17 +122,11 @@ INSERT INTO older SELECT -1, -1, NOT EXISTS (SELECT FROM bodies);
 -- Done jobs of before, newest first; no other job has an entry.
 CREATE INDEX bodies_done ON bodies (ns, seq) WHERE state = 2;
 
--- All done jobs.
+-- The numbers, queues and tokens of all done jobs.
 CREATE VIEW done_jobs AS
-SELECT d.seq, d.due_at, d.expires_at, d.token, d.leased_at, d.finished_at, d.ns, d.queue, d.attempt,
-       coalesce(d.crashes, 0) AS crashes, coalesce(d.releases, 0) AS releases, d.version,
-       coalesce(d.rank, 0::smallint) AS rank, coalesce(d.cancel, false) AS cancel,
-       coalesce(d.noted, false) AS noted, d.worker, d.result
-FROM done d
+SELECT d.ns, d.seq, d.queue, d.token FROM done d
 UNION ALL
-SELECT b.seq, b.due_at, b.expires_at, b.token, b.leased_at, b.finished_at, b.ns, b.queue, b.attempt,
-       b.crashes, b.releases, b.version, b.rank, b.cancel, b.noted, b.worker, b.result
-FROM bodies b WHERE b.state = 2;
+SELECT b.ns, b.seq, b.queue, b.token FROM bodies b WHERE b.state = 2;
 
 -- Jobs with their bodies: those that are not done, and all. They are looked up one by one, in the
 -- order of a scan, because of OFFSET 0: a join of another kind would read whole tables.
